@@ -44,7 +44,7 @@ LAYERS, BATCH = 8, 512
 
 
 def make_program(megabytes: int, mesh_shape: str) -> tuple[t2tp.Program, dict[str, np.ndarray]]:
-    """Makes a program with a chain of square matrices of this total size, and its batch."""
+    """Makes a program that trains a chain of square matrices of this total size, and its batch."""
     width = int((megabytes * 1e6 / 4 / LAYERS) ** 0.5) // 64 * 64
     batch, rows = mtf.Dimension("batch", BATCH), mtf.Dimension("rows", width)
     columns = mtf.Dimension("columns", width)

@@ -2,10 +2,10 @@
 
     python benchmarks/context_parallel.py [--devices=2] [--length=4096] [--kv_heads=4] [--alone]
 
-A device computes consecutive queries (*contiguous*), an early and a late part of them in head-tail
-order (*balanced*), or uses ring attention (*ring*). A step has three layers; in head-tail order,
-tensors are not reordered between layers. Each device is a process on one core, and the three ways
-run in turns.
+With *contiguous*, a device computes consecutive queries. With *balanced*, it computes an early and
+a late part of the queries, in head-tail order. The third way, *ring*, is ring attention. A step has
+three layers; in head-tail order, tensors are not reordered between layers. Each device is a process
+on one core, and the three ways run in turns.
 
 For each way, two figures are printed: the wall time of a step, and the CPU time of the busiest
 device. If the machine has a core for each device, the wall time counts. If it has fewer, as for

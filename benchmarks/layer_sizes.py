@@ -32,12 +32,12 @@ class Experts:
 
     @property
     def capacity(self) -> int:
-        """Number of tokens of a row that an expert computes at most."""
+        """Maximum number of tokens of a row that an expert computes."""
         return round(2 * self.length * self.capacity_factor / self.experts)
 
     def matmul_flops(self) -> int:
-        """FLOPs of the matmuls of a training step: two experts for each token, 2 for each
-        multiply-add, forward once and backward twice. Unused capacity does not count."""
+        """FLOPs of the matmuls of a training step: two experts for each token, 2 FLOPs
+        for each multiply-add, forward once and backward twice. Unused capacity does not count."""
         return 6 * 2 * self.batch * self.length * 2 * self.d_model * self.d_ff
 
     def initial_values(self) -> dict[str, np.ndarray]:
@@ -60,7 +60,8 @@ class ConvolutionBlock:
     """ResNet's basic block (arXiv:1512.03385, section 3.3): two convolutions of 3x3, each with
     batch norm, ReLU between and after them, and the input added before the last ReLU.
 
-    Batch norm is in training mode: mean and variance of the batch, and running averages.
+    Batch norm is in training mode: it normalizes by the mean and the variance of the batch, and
+    updates running averages.
     """
 
     channels: int = 64

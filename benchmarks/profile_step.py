@@ -33,7 +33,7 @@ PARTS = {
     COLLECTIVES: r":Collective",
     # Scores, softmax and weighted sum, without the projections before and after them.
     "attention": r"attention/attention/|^(gradient_tape/)?attention/",
-    # In t2tp's step, XLA compiles only the passes over the logits.
+    # In t2tp's step, XLA compiles only the passes over the logits, so compiled regions belong here.
     "cross-entropy": r"cross_entropy|^CpuExecutable",
     "optimizer": r"adam|beta_power|clip_by_global_norm|global_norm|optimizer",
     "products of matrices": r":.*(MatMul|Einsum)",
@@ -129,7 +129,7 @@ def shared_out(step: Span, spans: list[Span]) -> Counter[str]:
         if not sharing:
             picoseconds[BETWEEN] += moment - before
         running[part] += change
-        running += Counter()  # without those that no longer run
+        running += Counter()  # removes the parts of which no operation runs now
         before = moment
     return Counter({part: value / 1e12 for part, value in picoseconds.items()})
 

@@ -13,10 +13,11 @@ process has one device. Every case runs twice, with two allocators:
   is the memory of the variables, *program* is the memory that the first step adds and keeps (the
   traced program, threads, code), and *resident peak* is the most that later steps add to both.
 
-*bound* is the expected *peak* without activations and a constant: the weights of 1 + prefetch
-layers and, with clipping by the global norm, one slice of all gradients, because the norm needs all
-of them. --gigabytes limits the private memory of each process (`ulimit -d`: allocations and stacks
-of threads, but not the code of TensorFlow); only glibc's allocator is used then.
+*bound* is the expected *peak*, except for activations and a constant amount: the weights of
+1 + prefetch layers and, with clipping by the global norm, one slice of all gradients, because the
+norm needs all of them. --gigabytes limits the private memory of each process (`ulimit -d`:
+allocations and stacks of threads, but not the code of TensorFlow); only glibc's allocator is used
+then.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def _started(count: int, stage: int, allocator: dict[str, str]) -> list[dict]:
         "COORDINATOR": f"localhost:{free_port()}",
         **allocator,
     }
-    # The limit counts each thread's stack with its full size, which is RLIMIT_STACK at the start.
+    # RLIMIT_DATA counts the full stack of each thread. A stack gets the size that RLIMIT_STACK has
+    # when a process starts.
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     processes = [
         subprocess.Popen(

@@ -92,14 +92,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _covering(cases: list[pytest.Item]) -> set[pytest.Item]:
-    """Returns cases that cover all values of each parameter, or all pairs of three parameters.
+    """Returns cases that cover all values of each parameter.
+
+    If there are three or more parameters, the cases cover all pairs of values.
 
     The search is greedy: the next case is the one that covers most of what is missing.
     """
     names = list(cases[0].callspec.params) if len(cases) > 1 else []
     if len(names) < 2:
         return set(cases)
-    # Parameters of one decorator, which lists its cases, have the same indices.
+    # A decorator that lists cases of several parameters gives all of them the same indices, so they
+    # count as one axis.
     axes = {tuple(case.callspec.indices[name] for case in cases): name for name in names}
     is_grid = len(axes) > 2
     missing_of: dict[pytest.Item, set] = {}
@@ -120,7 +123,7 @@ def _covering(cases: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets up the devices, unless pytest-xdist's workers run the tests."""
+    """Sets up the devices; with pytest-xdist, only in the workers, which run the tests."""
     if config.getoption("numprocesses", None):
         return
     gc.disable()

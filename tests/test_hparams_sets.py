@@ -27,7 +27,7 @@ from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
 
 def ours(registered) -> bool:
-    """Returns whether t2tp registered an entry, and not another test."""
+    """Returns whether t2tp itself registered an entry; other tests register entries, too."""
     return registered.__module__.startswith("t2tp.")
 
 
@@ -80,7 +80,7 @@ class RecordingHParams(HParams):
 
 @dataclass(frozen=True)
 class Built:
-    """The properties of a set's model that building it showed."""
+    """Properties of a set's model, found by building the model."""
 
     parameters: int  # trained parameters
     dimensions: frozenset[str]  # of all tensors
@@ -126,7 +126,7 @@ def size_of_images(hparams_set: str) -> tuple[int, int, int]:
 
 
 def made(hparams_set: str, hparams: HParams, vocab_size: int, classes: int = 0):
-    """Returns the set's model for a problem of its kind, or for one with `classes` classes."""
+    """Returns the set's model; its problem has `classes` classes, or tokens if `classes` is 0."""
     name = registry.model_of_hparams(hparams_set)
     sizes = {"targets": vocab_size}
     if classes:
@@ -199,7 +199,7 @@ def read_by(hparams_set: str) -> frozenset[str]:
 
 
 def said_by(hparams_set: str, monkeypatch) -> list[str]:
-    """Returns the hparams that the set and its parents set, in this order."""
+    """Returns the hparams that the set and its parents set, in the order of the calls."""
     said = []
     original = HParams.set
 
@@ -235,7 +235,7 @@ def test_what_a_set_says_is_read(hparams_set, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", registry.list_models())
 def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
-    """Tries other values of switches, because the sets' own do not read every hparam."""
+    """Also tries other values of switches, because some hparams are read only with these values."""
     sets = [name for name in SETS if registry.model_of_hparams(name) == model]
     read = set().union(*(read_by(name) for name in sets))
     smallest = min(sets, key=lambda name: on_its_mesh(name).parameters)

@@ -166,7 +166,7 @@ def _run(
     err: Path,
     directory: Path | None,
 ) -> None:
-    """Does what the interpreter does with a program, from its beginning to its end."""
+    """Runs `target` as the interpreter runs a program, including output, exit code and atexit."""
     if directory is not None:
         os.chdir(directory)
     for path, descriptor in ((out, 1), (err, 2)):

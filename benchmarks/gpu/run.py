@@ -30,7 +30,8 @@ import gpt
 HERE = Path(__file__).parent
 STAGES = ("tests", "matmul", "train", "decode")
 
-# (model, length, batch) of comparisons; the processes of a tuple fit on a card of 140 GB together.
+# Tuples of comparisons (model, length, batch) whose processes are on the card at the same time.
+# They fit on a card of 140 GB together.
 TRAIN = ((("124M", 1024, 16), ("124M", 2048, 8)), (("1.3B", 2048, 2),), (("1.3B", 1024, 4),))
 TOY_TRAIN = ((("tiny", 64, 4),),)
 DECODE_BATCHES = (1, 16, 64)
@@ -52,7 +53,7 @@ def has_gpu() -> bool:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurement of one process: its name, and the program that it runs."""
+    """The measurement of one process: a name for the table, and the program of the process."""
 
     name: str
     peer: str

@@ -3,9 +3,10 @@
     python benchmarks/learning/widths.py --data_dir=data [--models=lm] [--optimizers=adam]
 
 Trains each model for some steps with a constant rate after a warm-up, on the same batches, on one
-thread. It begins with a first rate, and tries doubled and halved rates until there are two worse
-rates on each side of the best. Each result is stored in widths.json at once, and a stored run is
-not repeated. At the end, draws docs/images/widths.png and prints the table of docs/learning.md.
+thread. The search for the rate begins with a first rate, and tries doubled and halved rates until
+there are two worse rates on each side of the best. Each result is stored in widths.json at once,
+and a stored run is not repeated. At the end, draws docs/images/widths.png and prints the table of
+docs/learning.md.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Family:
       problem: name of the problem.
       problem_options: options of the problem.
       changes: changes to the set.
-      sizes: changes for a width.
+      sizes: function that returns further changes, given a width.
       steps: number of training steps.
       seeds: number of initial values to train from with each rate.
     """
@@ -195,7 +196,10 @@ def _order(key: str) -> tuple[int, str, int, int]:
 
 
 def runs_by_arm(stored: dict) -> dict[tuple[str, str, str], dict[int, dict[int, float | None]]]:
-    """Returns the losses of each model, optimizer and way of scaling, by width and exponent."""
+    """Returns losses by width and exponent, for each model and optimizer.
+
+    The third part of a key is "transfer_from", or "" for the runs without it.
+    """
     arms: dict = {}
     for key, losses in sorted(stored.items(), key=lambda run: _order(run[0])):
         model, optimizer, width, *transfer = key.split()

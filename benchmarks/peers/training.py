@@ -63,7 +63,7 @@ def learn(
       decay: function that returns the factor of the rate after a fraction of the steps that follow
         the warm-up.
       version: version of the framework.
-      shares: fractions of the budget; for each, it trains once with the best rate.
+      shares: fractions of the budget; one run with the best rate is trained for each fraction.
     """
     args = turn.PARSER.parse_args()
     answers = os.fdopen(os.dup(1), "w")

@@ -6,7 +6,7 @@ steps of the next turn from standard input.
 A peer with several processes (--processes) starts itself once for each, with torchrun's variables
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. In a turn, all processes run; the first one prints.
 
-A peer that calls `imported` also reports the peak of its memory beyond that moment.
+A peer that calls `imported` also reports how much more memory it has at the peak than at that call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PARSER.add_argument("--profile", help="directory for TensorFlow's profile of som
 
 
 def arguments() -> argparse.Namespace:
-    """Parses the command line. With --processes, starts the processes; only they return."""
+    """Parses the command line. With --processes, starts the processes; returns only in these."""
     args = PARSER.parse_args()
     if args.processes > 1 and "RANK" not in os.environ:
         sys.exit(_start_processes(args.processes))
@@ -77,7 +77,7 @@ _memory_at_first: int | None = None
 
 
 def imported() -> None:
-    """Notes the memory from which the peak counts; call it after all imports."""
+    """Notes the current memory, which is subtracted from the peak; call it after all imports."""
     global _memory_at_first
     _memory_at_first = _resident("VmRSS")
 
@@ -126,7 +126,7 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
 
 
 def _of_the_kernel(before: resource.struct_rusage) -> dict[str, float]:
-    """Returns the mean seconds in the kernel and page faults of a warm-up step."""
+    """Returns the means of a warm-up step: seconds in the kernel, and number of page faults."""
     after = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "kernel_seconds": (after.ru_stime - before.ru_stime) / WARM_UP_STEPS,

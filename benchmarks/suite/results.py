@@ -1,4 +1,4 @@
-"""Results of benchmarks: every repetition, stored as JSON, and the ratios."""
+"""Stores the times of all repetitions of benchmarks as JSON, and computes ratios of times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.turns import Peer
 
 # The program that measures the machine's peak rate.
 PEAK = "matmul"
-# The program that runs only the least operations of a step on TensorFlow.
+# The program that runs only the matmuls and sums over devices of a step: a lower bound of its time.
 BARE = "bare_step"
 
 
@@ -124,7 +124,7 @@ class Measured:
         return None if ours is None or timed.program == PEAK else share(ours, timed)
 
     def least(self, timed: Timed) -> Ratio | None:
-        """Returns the ratio of the least operations' time to a peer's; None if not measured."""
+        """Returns the ratio of the time of `BARE` to a peer's time; None if `BARE` did not run."""
         bare = next((each for each in self.timed if each.program == BARE), None)
         return None if bare is None else share(bare, timed)
 

@@ -44,10 +44,10 @@ class Peer:
       program: `peers/<program>.py`, or a path.
       arguments: arguments of the program.
       environment: directory in `environments/` whose Python runs the program; "": t2tp's own.
-      measures: the result of a turn. "step": the seconds of each step. With any other value, each
-        turn starts the program again and has one number: "start_up" is the seconds from the command
-        to the end of the first step, and other values are keys of `facts`.
-      turns: seconds of each turn so far.
+      measures: "step" if a turn measures the seconds of each step. With any other value, each turn
+        starts the program again and yields one number: with "start_up", the seconds from the
+        command to the end of the first step; otherwise the entry of `facts` with this key.
+      turns: the numbers that each turn so far has yielded.
       facts: the peer's report after its warm-up.
     """
 
@@ -204,7 +204,10 @@ def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer
 
 
 def _warm_up(peer: Peer) -> None:
-    """Starts a peer, so that its files are in memory; stops it if each turn starts it again."""
+    """Starts a peer, which also reads its files into the page cache.
+
+    Stops the peer if each of its turns starts it again.
+    """
     peer.start()
     if peer.measures != "step":
         peer.stop()

@@ -1,6 +1,6 @@
 """Creates directories with small random models of `transformers`.
 
-Only functions that need PyTorch import it, so that collecting tests does not.
+Only functions that need PyTorch import it, so PyTorch is not imported while tests are collected.
 """
 
 import functools
@@ -24,7 +24,8 @@ _ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_posi
 _ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
 _GROUPED = {**_LLAMA, "num_key_value_heads": 2}
-# name -> class of `transformers` or type of language models, config
+# Name -> (type of the language model, config). In the tables of other models below, a class of
+# `transformers` takes the place of the type.
 LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
     "gpt2_untied_relu": (

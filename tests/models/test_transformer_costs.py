@@ -160,7 +160,7 @@ def test_data_parallel_training_reduces_each_gradient_once_and_all_in_one_go(lay
 
 
 def test_small_gradients_are_reduced_in_buckets_while_others_are_computed(monkeypatch):
-    """Starts a bucket's all-reduce when a gradient has filled the bucket."""
+    """The all-reduce of a bucket starts as soon as a gradient has filled the bucket."""
     monkeypatch.setattr(deferred_sums, "BUCKET", 8192)
     program = training_program("data:2", num_hidden_layers=4)
     _, *buckets, rest = [c for c in program.collective_log() if c.kind == "allreduce"]

@@ -1,8 +1,7 @@
 """Values and gradients of operations match TensorFlow's in float64, in any layout.
 
-tests/lowering/test_any_layout.py draws random layouts of whole graphs. A row of the table here also
-has the accuracy of an operation at its edges: equal elements, indices out of range, 16 bits,
-extreme numbers.
+tests/lowering/test_any_layout.py draws random layouts of whole graphs. The rows of the table here
+also test special inputs: equal elements, indices out of range, 16-bit and extreme numbers.
 """
 
 import functools
@@ -69,7 +68,7 @@ class Row:
       op: function of named tensors.
       reference: the same function of TensorFlow's tensors, in float64.
       inputs: name -> (shape in words, array).
-      layouts: (mesh shape, rules).
+      layouts: the layouts to test, each as (mesh shape, rules).
       tolerance: tolerance of the value, relative to its largest element.
       d_tolerance: tolerance of the gradients; 0 for `tolerance`.
       dtype: dtype of the floating-point inputs.
@@ -89,7 +88,7 @@ def last(x):
 
 
 def slope(function):
-    """Returns the gradient of an operation's sum, as an operation that has a gradient too."""
+    """Returns an operation that computes the gradient of the sum of `function`'s result."""
     return lambda x: mtf.gradients([mtf.reduce_sum(function(x))], [x])[0]
 
 
@@ -129,7 +128,7 @@ TABLE |= {
     ),
 }
 
-# Products, and means of 16-bit numbers whose sums would be infinite.
+# Means of 16-bit numbers. In float16, their sums would be infinite.
 HUNDREDS = {"x": ("a:8;b:1024", np.full([8, 1024], 100.0))}
 TABLE |= {
     "mean, float16": Row(
@@ -283,8 +282,8 @@ TABLE |= {
     "softmax, float64": Row(softmax_of("c"), tf.nn.softmax, LOGITS, CUBE[::2], **FLOAT64),
 }
 
-# Look-ups. The ids are the first and last of each slice of 16 in 1, 2 or 4 parts, several times
-# each.
+# Look-ups. The ids are the first and the last id of each slice, if 16 ids are split into 1, 2 or 4
+# slices. Each id occurs several times.
 BORDERS = np.array([0, 3, 4, 7, 8, 11, 12, 15])
 
 

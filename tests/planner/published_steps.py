@@ -44,10 +44,10 @@ ZERO_OR_STAGES = {
         (0, 2240, 1, 2240, 159),
     ),
 }
-# One layer of the 22B model with tensor parallelism of 8 -> hparams `recompute` and
-# `sequence_parallel`; whether the attention weights are stored; bytes saved per element of the
-# layer's input (table 2), of which `SCORES` are for scores and their masks; milliseconds of the
-# forward and the backward pass (table 4).
+# A method, applied to one layer of the 22B model with tensor parallelism of 8 -> hparams
+# `recompute` and `sequence_parallel`; whether the attention weights are stored; bytes saved per
+# element of the layer's input (table 2), of which `SCORES` are for scores and their masks;
+# milliseconds of the forward and the backward pass (table 4).
 SCORES = 5 * 64 * 2048 / 6144
 LAYER = {
     "tensor parallelism": ("none", False, True, 10 + (24 + SCORES) / 8, 7.7, 11.9),
@@ -176,7 +176,7 @@ def _megatron(
 
 
 def layer_requests(case: str) -> list[Request]:
-    """Returns the requests for two layers and for one layer of a row of `LAYER`."""
+    """Returns the requests of a row of `LAYER`: with two layers, and with one layer."""
     return [
         _megatron((6144, 64, layers), *LAYER[case][:3], batch_size=4, microbatches=1)
         for layers in (2, 1)

@@ -65,7 +65,10 @@ def program(cluster: Cluster, mesh_shape: str) -> t2tp.Program:
 
 
 def train(cluster: Cluster, mesh_shape: str, steps: int, directory: str | None = None) -> dict:
-    """Trains for some steps; returns losses, outputs, and the rows and slices of this process."""
+    """Trains for some steps; returns losses and outputs.
+
+    Also returns which rows this process has read, and its number of slices of each variable.
+    """
     trained = program(cluster, mesh_shape)
     batch = OnlyOurPart()
     outputs = [trained({"x": batch}, step=k) for k in range(steps)]

@@ -1,7 +1,7 @@
 """If a file of a run is damaged in any way, each program works or says why it does not.
 
-The cases are files x faults x programs. A sample of them runs, or with `T2TP_SPOILT_CASES=all`
-every case.
+The cases are files x faults x programs. By default, a sample of the cases runs; with
+`T2TP_SPOILT_CASES=all`, all cases run.
 """
 
 import hashlib
@@ -154,7 +154,8 @@ READERS = {
 def sampled(count: int, seed: int) -> list[tuple[str, str, str]]:
     """Returns cases in which all files, faults and programs occur about equally often.
 
-    The program of each case reads the file, unless all cases run.
+    Only cases whose program reads the file are sampled. With `T2TP_SPOILT_CASES=all`, all cases are
+    returned instead, but none for seed 0.
     """
     if os.environ.get("T2TP_SPOILT_CASES") == "all":
         return CASES if seed else []
