@@ -2,8 +2,8 @@
 
     python benchmarks/chunked_loss.py [--vocab=131072] [--tokens=4096] [--turns=3]
 
-Trains a language model of two layers (d_model 256) with `loss_chunk=0` and with `loss_chunk=-1`,
-which computes the whole logits at once. Prints two figures for each:
+Trains a language model of two layers (d_model 256) with `loss_chunk=0`, which computes the loss in
+chunks, and with `loss_chunk=-1`, which computes all logits at once. Prints two figures for each:
 
 - the peak memory of a step minus the memory between steps, in a process that returns freed blocks
   to the system;

@@ -46,7 +46,7 @@ SIZES = {
     "meshes": Sizes(heads=128, d_model=256, layers=4, batch=16),
     # For pipelines: nearly all of the work is in layers.
     "deep": Sizes(layers=8, vocab=1024),
-    # More work between two messages.
+    # For pipelines with more work between two messages.
     "deep_wide": Sizes(d_model=512, d_ff=2048, layers=8, vocab=256, batch=32),
     # For text; models with gated feed-forward layers have 11 / 16 of this d_ff.
     "text": Sizes(d_model=64, heads=2, d_ff=256, layers=2, vocab=2048),

@@ -93,7 +93,7 @@ def report(length: float, spans: Sequence[Span]) -> None:
 
 
 def covered(span: Span, others: Sequence[Span]) -> float:
-    """Returns how long at least one of the others, sorted by their begin, ran during a span."""
+    """Returns how long at least one of `others` ran during a span; they are sorted by `begin`."""
     total, until = 0.0, span.begin
     for other in others:
         begin, end = max(other.begin, until), min(other.end, span.end)

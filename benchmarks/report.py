@@ -111,7 +111,7 @@ def headline(results: Mapping[str, Sequence[Results]]) -> str:
 
 
 def _largest_ratio(run: Results, group: str) -> tuple[Ratio, str] | None:
-    """Returns the ratio to the fastest peer of a group on one processor, and its name."""
+    """Returns the ratio to a group's fastest peer on one processor, and the peer's name."""
     ratios = [
         (ratio, timed.name)
         for measured in run.measured

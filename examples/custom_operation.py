@@ -1,9 +1,10 @@
-"""A custom operation: centering, whose sum is over a dimension that may be split.
+"""A custom operation: centering. It sums over a dimension that may be split.
 
     python examples/custom_operation.py
 
-`center(x, dim)` is `x - mean(x, dim)`. As one operation it stores nothing for the backward pass,
-because its gradient is the same operation: centering is linear, and its matrix is symmetric.
+`center(x, dim)` is `x - mean(x, dim)`. Centering is linear, and its matrix is symmetric, so its
+gradient centers the incoming gradient. As one operation, it therefore stores nothing for the
+backward pass.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The added pages are the README as the front page, all other pages at the root of the repository, the
 reference that is generated from the code, and a page for each source file that a page links to.
-Links to these files are redirected to the added pages. A link that is broken in the repository is
-not changed, so that the strict build fails.
+Links to the files behind these pages are redirected to the pages. A link that is broken in the
+repository is not changed, so that the strict build fails.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _in_repository(name: str, link: str) -> str:
 
 
 def _page_of(path: str) -> str:
-    """Returns the path in the site of a file of the repository."""
+    """Returns the path that a file of the repository has in the site."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
     if path.startswith("docs/"):

@@ -38,7 +38,7 @@ def pages() -> dict[str, str]:
 
 
 def api_page() -> str:
-    """Lists every public name under the module that users import."""
+    """Lists every public name under the module from which users import it."""
     sections = ["# Python API", "The names below are imported as `from t2tp import ...`."]
     for name in t2tp.__all__:
         sections.append(f"::: t2tp.{name}\n    options:\n      heading_level: 2")

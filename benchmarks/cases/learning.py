@@ -1,4 +1,4 @@
-"""What a language model learns in equal processor seconds, in t2tp and as nanoGPT trains one.
+"""Compares what language models learn in equal processor seconds in t2tp and in nanoGPT's way.
 
 `peers/training.py` describes how each learner searches for its learning rate and trains. The
 results of a learner are stored when it ends, and a learner with stored results does not run again.
@@ -29,7 +29,7 @@ LEARNERS = {
     "t2tp, Adam": ("learning_ours", _ADAM),
     "nanoGPT, torch's Muon": ("nanogpt", [_MUON, "--first_rate=0.008"]),
 }
-# Learner -> another learner that takes the same steps; its best rate is used.
+# Learner -> another learner that takes the same steps, and whose best rate it uses.
 TUNED_AS = {"nanoGPT, compiled": "nanoGPT, eager"}
 OURS = [name for name, (program, _) in LEARNERS.items() if program == "learning_ours"]
 

@@ -30,7 +30,8 @@ STORED = Path(__file__).resolve().parent / "choices.json"
 VOCABULARY = 2048
 # Number of batches of the validation text to evaluate.
 EVALUATED = 40
-# Width -> other sizes. Without a gate, d_ff is 3 / 2 times as large: equally many parameters.
+# Width -> other sizes. Without a gate, d_ff is 3 / 2 times as large, so that the number of
+# parameters is the same.
 SIZES = {64: "d_model=64,d_ff=176,num_heads=2", 128: ""}
 UNGATED = {64: 264, 128: 528}
 # A column of the table -> width and number of steps.
@@ -84,7 +85,7 @@ def bits_per_byte(choice: str, run: str, data_dir: Path) -> float:
 
 
 def table(stored: dict[str, dict[str, float]]) -> str:
-    """Returns a table: bits per byte without each choice, and the increase over all choices."""
+    """Returns a table: bits per byte without each choice, and the difference to all choices."""
     whole = stored[AS_IT_IS]
     lines = [f"| one choice changed | {' | '.join(whole)} |", "| -- |" + " -- |" * len(whole)]
     for choice, results in stored.items():

@@ -6,8 +6,8 @@ Prints each evaluation, then the figures of each case's held-out splits, compare
 without a network (`baselines.py`). With `--directory`, the runs are kept, and a stopped run
 resumes. docs/learning.md has the results.
 
-A sequence is accurate as a whole if greedy decoding returns it: after the correct tokens before it,
-each of its tokens is the most probable one.
+A whole sequence counts as accurate if greedy decoding returns it. This is so if each of its tokens
+is the most probable one after the correct tokens that precede that token.
 """
 
 from __future__ import annotations

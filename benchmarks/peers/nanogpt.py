@@ -79,7 +79,7 @@ def tokens_of(split: str) -> np.ndarray:
 def windows(tokens: np.ndarray, begins: np.ndarray) -> torch.Tensor:
     """Returns windows with the token before each, [batch, length + 1].
 
-    Before the window at 0 is the last token of all, which ends a document.
+    The window at 0 gets the last token of all, which ends a document, as the token before it.
     """
     return torch.from_numpy(tokens[begins[:, None] + np.arange(-1, sizes.length)].astype(np.int64))
 

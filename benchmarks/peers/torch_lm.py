@@ -97,7 +97,8 @@ targets = torch.from_numpy(lm.targets(sizes)).long()
 if args.processes > 1:
     model = in_processes(model)
     targets = targets.chunk(args.data)[dist.get_rank() // args.model]
-# A fused operation of torch does not accept tensors on different device meshes.
+# A fused operation of torch does not accept tensors on different device meshes, so each group of
+# parameters is on one mesh.
 by_split = {}
 for parameter in model.parameters():
     by_split.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)

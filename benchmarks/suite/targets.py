@@ -18,8 +18,8 @@ class Target:
       group: group of the case.
       others: peers; t2tp's time is divided by the time of the fastest one.
       most: largest ratio that meets the target.
-      is_growth: whether the ratio is inverted, to measure how much longer a larger mesh takes than
-        t2tp's first mesh.
+      is_growth: whether the target limits how much longer a larger mesh takes than the first mesh;
+        the measured ratio is inverted for this.
     """
 
     what: str
@@ -73,7 +73,7 @@ class Outcome:
 
     Attributes:
       ratio: t2tp's time divided by the peer's.
-      least: the time of the least operations divided by the same peer's; None if not measured.
+      least: the time of `suite.results.BARE` divided by the same peer's; None if it did not run.
     """
 
     ratio: Ratio

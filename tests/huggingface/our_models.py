@@ -98,7 +98,7 @@ def logits(name: str, mesh: str, fed: Features | None = None) -> np.ndarray:
 
 
 def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
-    """Returns a training step's logits, loss, and what it subtracts from each variable."""
+    """Returns the logits and the loss of a step, and what the step subtracts from each variable."""
     made = model_of(name)
     for key, value in _DESCENT.items():
         if key in made.hparams:

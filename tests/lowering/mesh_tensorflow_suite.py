@@ -1,8 +1,8 @@
 """Runs the tests of the mesh-tensorflow package on our engine.
 
-`load` imports a second instance of a test module, whose `mtf` is ours. Its `Lowering` makes a
-program from the graph that a test has built, and exporting a tensor runs the program. The original
-modules do not change.
+`load` imports a second instance of a test module, whose `mtf` is ours. Our `mtf` has a `Lowering`
+that makes a program from the graph that a test has built; exporting a tensor runs the program. The
+original modules do not change.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ def load(name: str, mesh_shape: str | None) -> types.ModuleType:
 
     Args:
       name: name of the module, such as `ops_test`.
-      mesh_shape: the mesh to run graphs on, split in as many dimensions as possible; None for the
-        mesh and the layout that each test asks for.
+      mesh_shape: the mesh to run graphs on, in a layout that splits all dimensions that it can;
+        None for the mesh and the layout that each test asks for.
     """
     door = _Door("mtf", mesh_shape)
     module = _second_instance(name)
@@ -62,7 +62,7 @@ def lowers_a_graph(case: unittest.TestCase) -> bool:
 
 
 def _with_handles(set_up: Callable[[unittest.TestCase], None]) -> Callable:
-    """Wraps `setUp` so that a test gets handles from the variables that it creates."""
+    """Wraps `setUp` so that a test creates handles of variables, not the variables themselves."""
 
     def setUp(self: unittest.TestCase) -> None:
         set_up(self)
@@ -98,7 +98,10 @@ def _second_instance(name: str) -> types.ModuleType:
 
 
 def _tensorflow_probability() -> types.ModuleType:
-    """Replaces a package that may be missing; has only the function that `layers_test` calls."""
+    """Returns a replacement of a package that may be missing.
+
+    It has only the function that `layers_test` calls.
+    """
 
     def correlation(x: tf.Tensor, sample_axis: int | list[int], event_axis: int) -> tf.Tensor:
         del sample_axis

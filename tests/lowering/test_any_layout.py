@@ -125,7 +125,7 @@ OPERATIONS: dict[str, Callable[[Given], mtf.Tensor]] = {
     "merge": _merge,
     "divide": _divide,
 }
-# The most elements of a tensor; larger tensors would only cost time.
+# Maximum number of elements of a tensor; larger tensors would only cost time.
 LARGEST = 4000
 
 Recipe = list[tuple[str, int, int, int]]

@@ -58,7 +58,7 @@ FAMILIES = {
     "resnet": ("mtf_resnet", "mtf_resnet_digits", {}),
 }
 
-# The number of prompts of each model whose log-probabilities are compared.
+# The log-probabilities of this number of prompts are compared for each model.
 PROMPTS = int(os.environ.get("T2TP_PROMPTS", "70"))
 
 
@@ -156,7 +156,8 @@ def assert_same_bits(given, wanted):
             {"mesh_shape": "data:2;model:2", "layout": f"{TENSOR};experts:data", "zero_stage": 3},
             {"family": "moe", "optimizer": "muon"},
         ),
-        # TensorFlow has one kernel for a product of small matrices, and another for several.
+        # TensorFlow computes one product of small matrices with another kernel than a batch of
+        # such products.
         (
             EXPERTS | {"microbatches": 2},
             {"family": "moe", "num_experts": 2, "d_model": 16, "d_ff": 16},

@@ -1,4 +1,4 @@
-"""XLA's long sums are as accurate as TensorFlow's, and sums of 16 bits are in float32."""
+"""XLA's long sums are as accurate as TensorFlow's, and 16-bit numbers are summed in float32."""
 
 import numpy as np
 import pytest

@@ -104,7 +104,7 @@ EXCHANGES = [(0, 1), (1, 0), (0, 0)]
 
 
 def group_along(pnum, parts):
-    """Returns the processors along a joint axis in the axis's order; the first part is major."""
+    """Returns the processors along a joint axis, in order; the first part changes most slowly."""
     key = lambda p: [LAYOUT.coordinates(p)[AXES[part]] for part in parts]  # noqa: E731
     return sorted(group_of(pnum, parts), key=key)
 
@@ -150,8 +150,8 @@ def test_along_axes_and_joint_axes():
                 np.testing.assert_array_equal(result[f"{kind} {name}"], value, err_msg=message)
 
 
-# Mesh, axis, the member that each member's slice comes from, the logged collective, and NCCL's
-# pairwise rounds.
+# Mesh, axis, the member that each member's slice comes from, the logged collective, and the number
+# of rounds of pairs with NCCL (0 if NCCL is not tested).
 PERMUTED = [
     ("a:8", 0, [7, 0, 1, 2, 3, 4, 5, 6], "permute", 2),
     ("a:8", 0, [None, 0, 1, 2, 3, 4, 5, 6], "permute", 2),
@@ -264,7 +264,10 @@ def test_complex_numbers_have_no_order():
 
 
 def test_no_bit_of_bfloat16_is_lost():
-    """Values move as float16, in which the first two are NaN, or as addends of a sum."""
+    """The bits move as float16, or as an addend of a sum.
+
+    Read as float16, the bits of the first two values are NaN.
+    """
     dtype = tf.bfloat16.as_numpy_dtype
     value = np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype)
     sources = {"to all": [1, 1], "exchanged": [1, 0], "to one": [None, 0]}

@@ -1,4 +1,4 @@
-"""References of the transformers in plain TensorFlow, in float64 on one device."""
+"""Reference implementations of the transformers in plain TensorFlow, in float64."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,10 @@ Features = Mapping[str, np.ndarray]
 
 
 def inputs_and_mask(targets: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the previous token of each segment, or 0, and which positions each one attends to."""
+    """Returns the token before each position, and which positions each position attends to.
+
+    The first position of a segment has no token before it, and gets 0.
+    """
     batch, length = targets.shape
     inputs = np.zeros_like(targets)
     is_visible = np.zeros([batch, length, length], bool)
@@ -103,7 +106,7 @@ class Reference:
         return self.norm(x, "embedding_norm") if self.hparams.embedding_norm else x
 
     def stack(self, x, scope, is_seen, token_mask, memory=None, memory_is_seen=None) -> tf.Tensor:
-        """Applies all layers, and the final norm after pre-norm layers."""
+        """Applies all layers and, if they are pre-norm layers, the final norm."""
         is_pre = self.hparams.norm_position == "pre"
 
         def residual(x, block, fn):

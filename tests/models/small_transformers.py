@@ -68,7 +68,7 @@ def feature_of(array: np.ndarray, length: str = "length") -> t2tp.Feature:
 
 
 def pairs() -> dict[str, np.ndarray]:
-    """Returns packed pairs; a row's inputs come from the row two above it.
+    """Returns packed pairs; the inputs are the rows of another batch, moved down by two rows.
 
     The lengths of documents differ between rows, so inputs and targets differ in length, and some
     segments have no inputs.
@@ -89,7 +89,7 @@ def classes(count: int = 2) -> dict[str, np.ndarray]:
 
 
 def examples() -> dict[str, np.ndarray]:
-    """Returns packed sequences with their indices, as masked language models are evaluated on."""
+    """Returns packed sequences and their indices, for the evaluation of masked language models."""
     return {**make_batch(), EXAMPLE_INDEX: np.arange(100, 100 + BATCH)}
 
 
@@ -186,7 +186,8 @@ def loss_program(
 def assert_close(values, wanted, tolerance=5e-6):
     """Compares with a tolerance relative to the largest element, plus a small absolute one.
 
-    The absolute tolerance is for gradients that are 0 in exact arithmetic, such as of key biases.
+    The absolute tolerance is for gradients that are 0 in exact arithmetic, such as the gradients of
+    key biases.
     """
     for name, value in wanted.items():
         atol = tolerance * np.abs(value).max() + 1e-7

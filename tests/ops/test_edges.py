@@ -27,7 +27,7 @@ def run(op, mesh_shape="", layout="", xla=None, **tensors):
 
 @pytest.mark.parametrize("layout", ["", "b:x"])
 def test_infinite_logits(layout):
-    """The result of a row of -inf is log(0), without a gradient. With an inf, the result is inf."""
+    """The result of a row of -inf is log(0), with gradient 0. With an inf, the result is inf."""
 
     def op(x):
         y = mtf.reduce_logsumexp(x, x.shape.dims[-1])
@@ -141,7 +141,7 @@ def test_mesh_tensorflows_gather_gives_zeros_out_of_range(dtype, xla):
 
 
 def test_the_cost_of_gather_does_not_grow_with_the_table():
-    """The largest tensor is as large as the table: no tensor of indices x table is created."""
+    """The largest tensor is as large as the table, so there is no one-hot matrix of the indices."""
     n, d = mtf.Dimension("n", 1000), mtf.Dimension("d", 2)
 
     def step(mesh, features):

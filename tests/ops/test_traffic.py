@@ -72,7 +72,8 @@ QUARTERS = ("rows:4", "height:rows")
             lambda x: mtf.cast(total(mtf.cast(x, tf.bfloat16)), tf.float32),
             {"x": "a:8;b:3"}, ("x:8", "a:x"), {("allreduce", "x"): (1, 3 * 4)},
         ),
-        # With a split vocabulary, three numbers per token, and for smoothing the sum of the logits.
+        # With a split vocabulary, three numbers per token are all-reduced; with smoothing, also the
+        # sum of the token's logits.
         (loss(), TOKENS, ("model:4", "vocab:model"), {("allreduce", "model"): (2, 3 * 8 * 4 * 4)}),
         (
             loss(z_loss=1e-4, label_smoothing=0.1), TOKENS, ("model:4", "vocab:model"),

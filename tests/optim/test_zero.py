@@ -53,7 +53,8 @@ MUON = {"optimizer": "muon", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3
         ("encdec", "data", 2, {}),
         ("classes", "both", 1, {"microbatches": 2}),
         ("moe", "experts", 3, {}),
-        # Axes do not divide these sizes, nor the models' 30 tokens over 4 devices.
+        # The axes do not divide the sizes of `UNEVEN`. In "vocab", the axis `model` of size 4 does
+        # not divide the models' vocabulary of 30 tokens.
         ("lm", "data", 1, UNEVEN),
         ("lm", "both", 2, {**UNEVEN, "microbatches": 2}),
         ("lm", "vocab", 3, {**UNEVEN, "label_smoothing": 0.1, "z_loss": 1e-3}),
@@ -81,7 +82,7 @@ def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
     [("adam", 3, 131), ("adafactor", 1, 128), ("adafactor", 3, 131)],
 )
 def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage, d_model):
-    """Adafactor factors dimensions of at least 128; norms are of whole variables."""
+    """Adafactor factors dimensions of at least 128; its norms must be norms of whole variables."""
     changes = {
         "d_model": d_model,
         "d_ff": 160,

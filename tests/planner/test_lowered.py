@@ -189,7 +189,7 @@ FEATURES = {
     ),
     # Logits, log-probabilities and gradients of one chunk only.
     "chunked loss": ("transformer_lm", "loss_chunk=-1", "loss_chunk=32", peak_of, (0.1, 0.7)),
-    # Only the actual tokens, and no free slots of a capacity.
+    # The experts compute only tokens, and no empty slots of their capacity.
     "dropless experts": (
         *("transformer_moe", "moe_dispatch=capacity", "moe_dispatch=dropless"),
         lambda step: flops_of(step, "product", FORWARD, BACKWARD),

@@ -45,7 +45,11 @@ def test_a_layer_keeps_what_table_2_says(case):
 
 
 def test_fused_attention_keeps_neither_scores_nor_masks():
-    """arXiv:2307.08691: q, k, v, the result and a number per query; 34 bytes less two for masks."""
+    """The attention keeps q, k, v, the result and a number per query (arXiv:2307.08691).
+
+    Of the 34 bytes per element without scores (arXiv:2205.05198), two are for masks that are not
+    kept either.
+    """
     kept = kept_by_a_layer("h100", recompute="none", layer_prepostprocess_dropout=0.1)
     sums = 4 * ROWS * HEADS * LENGTH
     assert kept - sums == pytest.approx(32 * TOKENS, rel=0.002)
@@ -59,7 +63,8 @@ def test_kernels_that_fuse_nothing_keep_what_the_program_says():
         for cluster in ("h100", "cpu")
         for d_ff in (WIDTH, 2 * WIDTH)
     ]
-    # GELU from six operations compared with one kernel, which saves its input and its output.
+    # On `h100`, GELU is one kernel, which saves its input and its output. On `cpu`, it is six
+    # operations, which save more.
     assert kept[1] - kept[0] == 2 * 2 * TOKENS
     assert kept[3] - kept[2] > 2 * (kept[1] - kept[0])
 
@@ -133,7 +138,7 @@ def test_the_loss_holds_float32_copies_of_the_logits():
 def test_llama_8b_with_32k_tokens_a_device_needs_what_was_published(name):
     """A published run held 83.9 GiB, most of it for float32 copies of its logits.
 
-    A plan without a named stack counts the copies, because no other stack needs more memory.
+    The stack that a cluster file selects makes these copies, and no other stack needs more memory.
     """
     hparams = registry.hparams("llama_8b")
     hparams.parse("batch_size=32,batch_size_unit=sequences_per_batch,microbatches=1,zero_stage=3")

@@ -1,4 +1,4 @@
-"""A plan with stages matches their program; its time follows from the schedule's table."""
+"""A plan with stages matches the program; its time follows from the schedule's table."""
 
 from collections import Counter
 
@@ -56,14 +56,18 @@ def wanted(**values):
 
 
 def collectives(staged, request):
-    """Sums what all stages do: kind and axes -> number and bytes, as a program counts them."""
+    """Returns the collectives of all stages together, as a program counts them.
+
+    The keys are kind and axes, and the values are number and bytes.
+    """
     step = staged.lowering.of(*(n // staged.table.stages for n in staged.lowering.stacks.values()))
     whole = Counter(step.by_place[FIRST].traffic)
     whole.update(step.by_place[LAST].traffic)
     whole.subtract(step.by_place[MIDDLE].traffic)
     counts, sizes = Counter(), Counter()
     for traffic, number in whole.items():
-        # The lowered program has 2 microbatches and 1 chunk.
+        # The lowered program has 2 microbatches and 1 chunk, and the planned step has 4
+        # microbatches.
         times = number * traffic.times * (4 // 2 if traffic.times > 1 else 1)
         if traffic.kind == "permute":
             times *= staged.layout.pipeline.chunks
@@ -137,7 +141,7 @@ def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, microbatche
 
 @pytest.mark.parametrize("schedule", FORMULAS)
 def test_a_long_table_follows_from_short_ones(schedule):
-    """Includes stages with different seconds, and their saved activations."""
+    """The stages take different seconds. Their saved activations are compared, too."""
     seconds = [(1.0, 2.0, 1.5), (1.0, 1.0, 1.5), (2.0, 2.0, 1.0)]
     whole = make_schedule(schedule, 3, 41)
     table = Table(schedule, 3, 41)
@@ -153,7 +157,7 @@ def test_a_long_table_follows_from_short_ones(schedule):
 
 def test_a_message_holds_up_its_sender_and_its_receiver():
     entries = {(Action.FORWARD, 0): 1.0, (Action.BACKWARD, 0): 1.0}
-    # F0 and its message, F0, B0 and its message, B0.
+    # F0 of stage 0, a message, F0 and B0 of stage 1, a message, and B0 of stage 0 are in sequence.
     assert Table("1f1b", 2, 1).run([entries] * 2, [0.5]).seconds == pytest.approx(5.0)
 
 

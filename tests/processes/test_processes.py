@@ -47,7 +47,10 @@ def by_slurm(number: int) -> list[tuple[dict, dict]]:
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """Returns a function that starts processes with a scenario, their places and its options."""
+    """Returns a function that starts processes with a scenario and its options.
+
+    A place is the arguments of `connect` and the environment of one process.
+    """
 
     def run(scenario: str, places: list[tuple[dict, dict]], **options: object):
         connect = options.pop("connect", {})
@@ -123,7 +126,7 @@ def test_one_of_several_processes_does_not_take_their_devices_for_its_own(start)
 
 
 def test_on_one_host_only_this_host_can_connect(start):
-    """Only TensorFlow's server listens on all interfaces, and accepts connections from loopback."""
+    """Only TensorFlow's server listens on all interfaces, and it accepts only loopback clients."""
     for each in results(start("reach", by_arguments(2), processors=2)):
         assert set(each["found"]) == {str(each["own"])}
         reached = each["found"][str(each["own"])]

@@ -46,9 +46,10 @@ def _trained(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
 
 @pytest.fixture
 def trained(tmp_path: Path, _trained: Path) -> Path:
-    """Copies a run of two steps, with a checkpoint of each, to the `output_dir` of `trainer`.
+    """Copies a run of two steps to the `output_dir` of `trainer`.
 
-    The run's seed is 5, and its d_ff is 64, which is not the value of its hparams set.
+    The run has a checkpoint of each step. Its seed is 5, and its d_ff is 64, which is not the value
+    of its hparams set.
     """
     return shutil.copytree(_trained, tmp_path / "run")
 
@@ -63,7 +64,7 @@ def _postgresql_server() -> Iterator[Path]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Returns the address of a new study in each kind of database."""
+    """Returns the address of a new study; a test runs with each kind of database."""
     if request.param == "postgresql":
         directory = request.getfixturevalue("_postgresql_server")
         return postgresql.new_database(directory, uuid.uuid4().hex)

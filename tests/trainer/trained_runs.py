@@ -31,7 +31,7 @@ class Run:
     def decoded(
         self, directory: Path, lines: list[str], options: str, **flags: object
     ) -> list[str]:
-        """Decodes lines by `t2tp_decoder`, whose files are in `directory`; returns the results."""
+        """Decodes lines by `t2tp_decoder`, through files in `directory`; returns the results."""
         source, result = directory / "sources.txt", directory / "decoded.txt"
         source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         files = {"decode_from_file": source, "decode_to_file": result, "xla": "false"}

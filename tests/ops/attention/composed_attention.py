@@ -41,7 +41,7 @@ def composed_attention(
             ]
             scores += tf.gather(table, number, axis=1)
         is_seen = seen(scores.shape, segments, memory_segments, causal, window)
-        # The softmax of no keys, and its gradient, would be NaN.
+        # With -inf, the softmax of a query without keys, and its gradient, would be NaN.
         scores = tf.where(tf.cast(is_seen, bool), scores, -1e300)
         if sinks is not None:
             column = tf.broadcast_to(sinks[:, None, None], [*scores.shape[:-1], 1])
@@ -88,7 +88,7 @@ def bucket(distance: int, buckets: int, max_distance: int, both_ways: bool) -> i
 
 
 def visible_blocks(space: Sequence[int], block: Sequence[int]) -> np.ndarray:
-    """Returns which positions `local_attention` attends to: [position, position]."""
+    """Returns a matrix: whether the position of a row attends to the position of a column."""
     place = np.arange(math.prod(space))
     (height, width), columns = [1, *block][-2:], space[-1]
     row, column = place // columns // height, place % columns // width

@@ -88,8 +88,8 @@ CASES = {
         ],
         METHODS,
     ),
-    # With 6 heads, a processor has 3 heads, and 2 share a kv head; with 12, it has 6, and 4 share
-    # one.
+    # Both processors need the middle kv head. Of 6 heads, a processor has 3, and each kv head
+    # serves 2. Of 12 heads, a processor has 6, and each kv head serves 4.
     **{
         f"{heads} heads share {kv_heads}": (
             {"heads": heads, "kv_heads": kv_heads},
@@ -105,7 +105,8 @@ CASES = {
         OF_A_MEMORY[:4],
         ["blockwise"],
     ),
-    # Slices of 1, 4 and 11 positions, in blocks of at most 4; halves of 8 are whole blocks.
+    # Slices of 1, 4 and 11 positions, in blocks of at most 4 positions. In the cases "halves", a
+    # slice has 8 positions, so each half is one block.
     **{
         f"slices of {length}": (
             {**OPTIONS["window_segments_bias"], "length": length},

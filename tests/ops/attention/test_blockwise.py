@@ -128,7 +128,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(tmp_path):
     dense, *peaks = map(int, printed(target, runs, [{}] * 5, tmp_path / "printed"))
     half, whole = min(peaks[::2]), min(peaks[1::2])
     assert dense > 1.9 * scores  # Once measured 0.1 % below 2.
-    # Twice q, k, v, their gradients and copies in blocks; the blocks do not grow. All scores would
-    # add 768 times q.
+    # From 4096 to 8192 positions, only q, k, v, their gradients and their copies in blocks double;
+    # the size of a block does not change. All scores would add 768 times the size of q.
     assert whole - half < 50 * HEADS * D_KV * 4 * 4096
     assert whole < scores / 8

@@ -12,7 +12,8 @@ from tests.ops.on_mesh import assert_close, with_gradients
 
 MASKED = {"causal": True, "segments": True, "bias": True}
 DROPPED = {**MASKED, "dropout_rate": 0.3}
-# Mesh, layout, options, and sizes of inputs. Slices or halves of 3 or 5 begin at odd positions.
+# Mesh, layout, options, and sizes of inputs. Some slices or halves have 3 or 5 positions, so
+# that the next ones begin at odd positions.
 CASES = {
     "four devices": ("seq:4", "length:seq", DROPPED, {"length": 24}),
     "not causal": ("seq:3", "length:seq", {**DROPPED, "causal": False}, {"length": 15}),
@@ -106,7 +107,7 @@ def tensor_sizes(graph):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ring", "blockwise"])
 def test_a_ring_holds_as_much_on_any_number_of_devices(method):
-    """A ring's tensors are the same; gathered keys and values are four times as large."""
+    """With 8 devices, a ring's tensors are as large as with 2; gathered tensors grow fourfold."""
     few, many = (
         Counter(tensor_sizes(ring_program(count, method=method).trace().graph)) for count in (2, 8)
     )

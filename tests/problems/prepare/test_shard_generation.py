@@ -73,7 +73,7 @@ def test_the_first_samples_do_not_wait_for_the_order_of_all():
 
 @registry.register_problem
 class DeadlyDigits(FewDigits):
-    """A problem that kills a worker after 400 samples; every hundredth for training is bad."""
+    """A problem that kills a worker after 400 samples; every 100th training sample is bad."""
 
     dies_at = 400
 
@@ -138,7 +138,7 @@ def test_no_more_workers_are_started_than_are_worth_it(tmp_path, num_workers, wa
 
 @registry.register_problem
 class SlowDigits(WatchedDigits):
-    """A problem that takes long to encode, if this process does it."""
+    """A problem whose samples take long to encode in this process, but not in workers."""
 
     def encoder(self, directory):
         encode = super().encoder(directory)

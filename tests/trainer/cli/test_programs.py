@@ -40,7 +40,7 @@ def flags_of(spec: ProgramSpec) -> dict[str, flags.Flag]:
 
 
 def valid(spec: ProgramSpec, *without: str) -> list[str]:
-    """Returns the shortest valid command line, without the program's name and some flags."""
+    """Returns the shortest valid command line, minus the program's name and the given flags."""
     arguments = ["x" for each in spec.positional if not each.is_optional]
     values = {
         name: "2" if flags_of(spec)[name].flag_type() == "int" else "x"
@@ -322,7 +322,7 @@ def test_help_and_mistakes_need_no_tensorflow_and_no_second():
     assert float(run_code(_LIGHT).stdout) < 1.5
 
 
-# Imports the modules of programs that do not need TensorFlow; prints the first that imports it.
+# Imports the modules of programs that do not need TensorFlow; fails at the first that imports it.
 _BODIES = """
 import importlib, sys
 from t2tp.trainer.cli.programs import PROGRAMS

@@ -105,7 +105,7 @@ def test_a_replayed_step_is_the_runs(run, capfd, step, begun_from):
     assert np.mean([row["loss"] for row in rows]) == pytest.approx(loss, rel=1e-5)
     norms = [row["gradient_norm"] for row in rows]
     assert norms == sorted(norms, reverse=True)
-    assert norms[0] > norm  # The longest gradient is longer than the mean.
+    assert norms[0] > norm  # The longest gradient of a row is longer than the mean gradient.
     assert sorted(where["output_dir"].rglob("*")) == before
 
 

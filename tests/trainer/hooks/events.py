@@ -44,7 +44,10 @@ def read(directory: Path, *, was_killed: bool = False) -> Iterator[Event]:
 
 
 def read_scalars(directory: Path, *, was_killed: bool = False) -> dict[str, dict[int, float]]:
-    """Returns values by name and step, from all event files of a directory; a later file wins."""
+    """Returns values by name and step, from all event files of a directory.
+
+    If several files have a value of the same name and step, the value in the last file is returned.
+    """
     scalars: dict[str, dict[int, float]] = {}
     for event in read(directory, was_killed=was_killed):
         if event.plugin == "scalars":

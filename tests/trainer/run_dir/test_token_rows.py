@@ -1,4 +1,4 @@
-"""Rows of embedding and logits in a new run with another vocabulary."""
+"""A new run with another vocabulary finds the rows of embedding and logits by tokens' texts."""
 
 import shutil
 
@@ -183,8 +183,8 @@ def test_a_run_with_other_data_begins_with_the_rows_of_its_tokens(converted, tmp
         np.testing.assert_array_equal(now[token], was[of_bytes[text]])
     np.testing.assert_array_equal(now[vocabulary.end_of_document], was[of_bytes[END]])
 
-    # The next run begins with this run's weights and optimizer slots, with a vocabulary of other
-    # texts, in two processes. Its gradients are almost 0, so a step only decays the slots.
+    # The next run, in two processes, has a vocabulary of other texts. It begins with the weights
+    # and optimizer slots of this run. Its gradients are almost 0, so a step only decays the slots.
     mesh = ("--mesh_shape=model:2;data:2", "--layout=batch:data;vocab:model", "--train_steps=2")
     still, options = "vocab_size=0,clip_grad_norm=1e-30", "vocab_size=290"
     given = (tmp_path, "on", run, TEXTS[0], options, still, "--warm_start_optimizer", *mesh)
