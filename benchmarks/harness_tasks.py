@@ -70,7 +70,7 @@ def write_tasks(directory: Path, count: int, longest: int = 0) -> None:
 
 
 def write_model(directory: Path, layers: int, width: int) -> None:
-    """Writes a Llama with a tokenizer, as `transformers` does."""
+    """Writes a Llama with a tokenizer, in the format of `transformers`."""
     import tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

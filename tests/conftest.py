@@ -162,7 +162,7 @@ def _make_devices() -> None:
 
 @pytest.fixture(autouse=True)
 def _log_as_at_the_start() -> None:
-    """Undoes what programs set: they choose what is logged, and how, for their whole process."""
+    """Undoes the settings of logging that a program has made for the whole process."""
     LOGGER.handlers[:], LOGGER.propagate = HANDLERS, PROPAGATES
     logging.set_verbosity(VERBOSITY)
 

@@ -242,7 +242,7 @@ def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
     kinds = {"position": ["rotary", "relative"], "attention_type": ["local"]}
     if model == "mtf_image_transformer":
         kinds = {"attention_type": ["full", "local_1d", "local_2d"]}
-    elif model == "mtf_resnet":  # Group normalization: the smallest set has 16 channels.
+    elif model == "mtf_resnet":  # 8 groups, because the smallest set has only 16 channels.
         read |= build(smallest, {"mesh_shape": "", "norm_type": "group", "norm_groups": 8}).read
     for switch, values in kinds.items():
         for value in values if switch in registry.hparams(smallest) else []:

@@ -1,6 +1,6 @@
 """Starts processes quickly: forks them from a process that has imported TensorFlow.
 
-Importing TensorFlow takes seconds, and tests of several processes start dozens. TensorFlow is
+Importing TensorFlow takes seconds, and tests start dozens of processes. TensorFlow is
 imported but not yet initialized at the fork, so a forked process is like any other: it has its own
 number, environment, signals, output and exit code.
 """

@@ -113,7 +113,7 @@ def compared(measured: Sequence[Measured]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def run_tests(paths: Sequence[str], on_gpu: bool) -> dict[str, Any]:
-    """Runs the engine's tests; on a GPU, T2TP_TEST_GPU=1 splits it into eight devices."""
+    """Runs the engine's tests; with T2TP_TEST_GPU=1, they split the GPU into eight devices."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *paths]
     start = time.perf_counter()
     done = subprocess.run(

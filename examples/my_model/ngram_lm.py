@@ -58,7 +58,7 @@ class NgramLm(AutoregressiveModel):
         logits = self._logits(context, training)
         weights = mtf.cast(mtf.not_equal(segments, 0), tf.float32)
         out = predicted(logits, targets, weights, self._vocab, training)
-        # The metric `surprises` below sums over the batch.
+        # For the metric `surprises` (below), returns a sum, because evaluation adds up batches.
         log_probs = mtf.log_softmax(logits, self._vocab)
         nats = -mtf.reduce_sum(
             log_probs * mtf.one_hot(targets, self._vocab), reduced_dim=self._vocab

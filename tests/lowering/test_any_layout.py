@@ -222,7 +222,10 @@ def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_sha
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())
 def test_features_in_head_tail_order_give_the_same(recipe, mesh_shape, data):
-    """Uses head-tail order along all axes that allow it; operations keep the order or undo it."""
+    """Features have head-tail order along each split dimension that allows it.
+
+    Operations keep the order or undo it.
+    """
     layout = drawn_layout(recipe, mesh_shape, data)
 
     def all_dims(self, layout):

@@ -29,7 +29,9 @@ ALL_DROPOUT = {
 
 @dataclass(frozen=True)
 class Family:
-    """A model with its tiny set, made smaller (for language models, the plain tiny set).
+    """A model with its tiny set, which is made smaller.
+
+    Language models have the plain tiny set.
 
     Attributes:
       model: its registered name.

@@ -53,7 +53,7 @@ def test_each_block_costs_a_reduction_forward_and_one_backward(name):
 
 @pytest.mark.parametrize("name", ["encdec", "classes"])
 def test_data_parallel_training_reduces_each_gradient_once(name):
-    """Another all-reduce has two numbers: the sum of the losses and of their weights."""
+    """A second all-reduce has two numbers: the sum of the losses and the sum of their weights."""
     assert collectives(name, "data:4", "batch:data") == {DATA: 2}
 
 
@@ -154,7 +154,7 @@ def test_biases_after_the_matrices_are_added_to_what_is_scattered():
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_data_parallel_training_reduces_each_gradient_once_and_all_in_one_go(layers):
-    """Another all-reduce has two numbers: the sum of the losses and the number of tokens."""
+    """A second all-reduce has two numbers: the sum of the losses and the number of tokens."""
     program = training_program("data:4", num_hidden_layers=layers)
     assert program.collectives() == {DATA: (2, 4 * num_parameters(layers) + 8)}
 

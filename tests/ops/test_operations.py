@@ -270,7 +270,7 @@ TABLE |= {
     "logsumexp twice": Row(
         slope(lambda x: mtf.reduce_logsumexp(x, last(x))), tf.nn.softmax, LOGITS, [("x:4", "c:x")]
     ),
-    # The result is rounded once, at the end; sums of many small parts are accurate.
+    # The result is rounded only once, at the end, so the inner sum of small parts is accurate.
     "softmax, bfloat16": Row(softmax_of("c"), tf.nn.softmax, LOGITS, CUBE, **BF16),
     "softmax with another logit, bfloat16": Row(
         lambda x: softmax_of("c", extra_logit=mtf.constant(x.mesh, 0.5, dtype=x.dtype))(x),

@@ -115,7 +115,7 @@ def test_a_checkpoint_restores_into_any_stage_and_mesh(tmp_path, before, after):
 
 
 def sent(program):
-    """Returns the bytes of all 4 devices in a step: all-gather, reduce-scatter, all-reduce."""
+    """Returns the sizes of the full tensors that a step gathers, reduce-scatters, all-reduces."""
     by_kind = {"allgather": 0, "reducescatter": 0, "allreduce": 0}
     for (kind, _), (_, size) in program.collectives().items():
         if kind in by_kind:

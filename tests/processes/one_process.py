@@ -120,7 +120,7 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str, time_limit: float
 
 
 def talk(cluster: Cluster) -> dict:
-    """All processes exchange three texts; process 0 broadcasts one, and process 2 announces one."""
+    """Each process sends three texts to all; process 0 broadcasts one, process 2 announces one."""
     me = cluster.process_id
     said = [cluster.process_allgather("greeting", f"{me}: {count}") for count in range(3)]
     agreed = cluster.process_broadcast("decision", f"by {me}")

@@ -16,7 +16,7 @@ from tests.trainer.tiny_problem import LanguagemodelEncodings
 from tests.warm_processes import tf_configs
 
 STEPS = 50
-# Step -> row and kind of its planted example.
+# The kinds of planted examples; step -> row and kind of the example that is planted in it.
 KINDS = ("wrong labels", "repeated", "single target")
 PLANTED = {41 + n: ((7 * n + 3) % 16, KINDS[n % 3]) for n in range(6)}
 STAGES = "layout=batch:data;layers:stage,num_hidden_layers=2,microbatches=2"
