@@ -85,8 +85,8 @@ class HParams:
           default: a bool, int, float or str, a list of these, or None.
           help: a description, with the unit.
           type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
-            Default: the type of `default`. If `default` is None, `type` need not include None, and
-            without `type` any value is allowed.
+            Default: the type of `default`. If `default` is None, None is always allowed; any other
+            value must be of `type`, if `type` is given.
           min: the min value, or min element of a list.
           max: the max value, or max element of a list.
           above: an exclusive lower bound, in place of `min`.
@@ -263,8 +263,8 @@ def describe_differences(
 ) -> list[str]:
     """Describes the differences between a saved run's values and current ones, for a resume.
 
-    `preset` is the run's hparams set in its current definition; `overrides` are the values given on
-    the command line, as `HParams.parse` returns them.
+    `preset` has the current values of the hparams set from which the run was made. `overrides` are
+    the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
       A line per hyperparameter with different values. The line ends with the value used: the
@@ -332,7 +332,7 @@ def _no_assignment(pieces: list[str], index: int) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values have equal values and types: 1, 1.0 and True differ."""
+    """Whether two values are equal and have the same type: 1, 1.0 and True differ."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
     return type(one) is type(other) and one == other

@@ -138,8 +138,9 @@ class Experiment:
     def build(self, schedule: str) -> None:
         """Builds the programs of a schedule and restores the latest checkpoint; writes no files.
 
-        Each schedule calls this method itself. Call it before the schedule to report errors early.
-        For `continuous_eval`, the method waits for the first checkpoint.
+        The methods that run a schedule, such as `train`, call this method themselves. Call it
+        before them to report errors early. For `continuous_eval`, it waits for the first
+        checkpoint.
 
         Raises:
           LayoutError: the layout does not fit the model.
@@ -220,9 +221,9 @@ class Experiment:
         return metrics
 
     def evaluate(self) -> dict[str, float]:
-        """Returns the metrics of the variables in memory, on the evaluation split.
+        """Evaluates the variables in memory on the evaluation split; returns the metrics.
 
-        If no program has been built yet, evaluates the latest checkpoint.
+        If no program has been built yet, the latest checkpoint is restored first.
         """
         self.build("evaluate")
         return self._evaluation(self._eval_split).run()

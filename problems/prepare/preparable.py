@@ -41,9 +41,9 @@ class Preparable(abc.ABC):
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split: a sequence of mappings from names to values.
 
-        The result may be a list, or a generator, whose samples are written to disk. Several
-        processes open the same samples, after `download`. The family of the problem defines the
-        values of a sample.
+        The result may be a list or a generator. The samples of a generator are first written to
+        disk. Several processes open the same samples, after `download`. The family of the problem
+        defines the values of a sample.
 
         The data are being made in `directory`; `tmp_dir` is the directory of `download`.
         """

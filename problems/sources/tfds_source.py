@@ -39,7 +39,7 @@ class TfdsSource:
 
     Attributes:
       dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".
-      dataset_splits: the dataset's split for each of the problem's splits, or a slice, as in
+      dataset_splits: the problem's split -> the dataset's split, or a part of it, such as
         "train[:95%]".
       sample_features: name in a sample -> the dataset's feature. If empty, the samples are the
         dataset's examples.
@@ -58,7 +58,8 @@ class TfdsSource:
         """Returns the builder of the dataset.
 
         The dataset's files need random access, as in ArrayRecord. TFDS's default, TFRecord, can
-        only be read sequentially. Only files in `directory` are kept with the problem's data.
+        only be read sequentially. If files of the builder belong to the problem's data, the builder
+        must write them into `directory`: `tmp_dir` may be deleted.
         """
         tfds = import_tfds()
         return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")
@@ -73,7 +74,10 @@ class TfdsSource:
         return {name: example[named[name]] for name in named} if named else example
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
-        """Returns the dataset's name for a split; `info` describes the prepared dataset."""
+        """Returns the dataset's split, or a part of it, for a split of the problem.
+
+        `info` describes the prepared dataset.
+        """
         return self.dataset_splits[split]
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
@@ -181,7 +185,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
 
 
 class _Example(Mapping[str, Any]):
-    """An example that decodes only features that are read; bytes in others need not be UTF-8."""
+    """An example that decodes a feature when it is read; unread features need not be UTF-8."""
 
     def __init__(self, example: Mapping[str, Any]):
         self._example = example

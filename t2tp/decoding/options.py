@@ -29,7 +29,7 @@ class DecodeOptions:
       top_k: number of most probable tokens to sample from; 0: all tokens.
       top_p: total probability of the smallest set of tokens to sample from (A. Holtzman et al.,
         arXiv:1904.09751); 1: all tokens.
-      extra_length: max number of new tokens of a row, in addition to the number of its inputs.
+      extra_length: a row gets at most this number of new tokens more than it has inputs.
       min_length: min number of new tokens of a row, without EOS.
       return_beams: whether all finished sequences of a row are returned, the best first.
       write_beam_scores: whether programs write each sequence's score.

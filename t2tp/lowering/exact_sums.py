@@ -79,7 +79,7 @@ def lower_in_parts(
 
 
 class _RowExchange(NamedTuple):
-    """Exchanges slices, so that an axis splits rows instead of positions; and back."""
+    """Exchanges slices so that an axis splits rows instead of positions, or the other way round."""
 
     collectives: Collectives
     axis: int
@@ -257,8 +257,9 @@ def in_vectors(x: tf.Tensor) -> tf.Tensor:
 def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
     """Applies an elementwise function to slices that are padded to whole SIMD vectors.
 
-    TensorFlow rounds the elements of an incomplete vector differently. Scalars are not padded: they
-    are the same on all layouts, and vectorized code computes 1/1 as slightly less than 1.
+    TensorFlow rounds the elements of an incomplete vector differently. Scalars are not padded. No
+    layout splits them, so they need no padding, and vectorized code would compute 1/1 as slightly
+    less than 1.
     """
     x = lowering.slice(op.inputs[0])
     if math.prod(x.shape) % VECTOR == 0 or not x.shape.rank:

@@ -37,9 +37,9 @@ ROWS = (BATCH, "expert_groups")
 PROCESSORS = "processors"
 
 # Dimensions that `exact_sums` cuts into parts, so that a layout may split them
-# (`t2tp.lowering.exact_sums`). If an operation sums over two of them, it first sums over the
-# dimension that is later in this list, within each part of the dimension that is earlier. The
-# earlier dimension is the outer one.
+# (`t2tp.lowering.exact_sums`). If an operation sums over two of them, the dimension that is earlier
+# in this list is the outer one: within each of its parts, the operation completes the sum over the
+# later, inner dimension.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
 # Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`
@@ -193,8 +193,9 @@ class Layout:
     def spreads_microbatches(self) -> bool:
         """Whether the rows of a microbatch are one consecutive range of the batch.
 
-        If so, the rows of a microbatch are spread over all processors. Otherwise a microbatch
-        consists of a range of rows from each processor's slice of the batch.
+        If so, only some processors have these rows in their slices of the batch, and the rows are
+        first spread over all processors. Otherwise a microbatch consists of a range of rows from
+        each processor's slice.
 
         With `exact_sums` and ZeRO stage 2 or 3, the sums of each microbatch are completed over all
         processors before the sums of the microbatches are added. Each microbatch is then one

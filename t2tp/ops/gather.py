@@ -162,8 +162,8 @@ class GatherGradOperation(Operation):
         self.dropped_dims = "summed"
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
-        # Indices out of range gave zeros, whatever the weights, so they add nothing to the
-        # gradient.
+        # The output does not depend on rows of `dy` whose index is out of range, so their gradient
+        # is 0. `gather` returns zeros for these indices.
         return [None, gather(grad_ys[0], self.inputs[0], self._dim, self.inputs[1].shape)]
 
     def lower(self, lowering: Lowering) -> None:

@@ -112,7 +112,8 @@ class ZeroAfterOperation(Operation):
         first = tf.reduce_max(tf.reshape(part, [-1])[:1])
         with tf.control_dependencies(self._computed(lowering)):
             first = tf.identity(first)
-        # Nothing is above infinity, so this is 0. TensorFlow's graph optimizer does not notice.
+        # Nothing is above infinity, so this is 0. TensorFlow's graph optimizer does not know this,
+        # and so does not replace it by a constant.
         zero = tf.cast(tf.cast(first, tf.float32) > math.inf, tf.float32)
         lowering.set_slice(self.outputs[0], zero)
 

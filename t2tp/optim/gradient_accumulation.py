@@ -74,9 +74,9 @@ def accumulate(
     such as batch norm or the capacity of experts in groups of several rows, see only the rows of a
     microbatch. Scalar summaries are averaged over the microbatches.
 
-    A first loop adds up the weights of each term of the loss, such as the number of tokens. A
-    second loop divides each microbatch's totals by the summed weights. Random operations give each
-    row the same numbers as in the full batch.
+    A first loop adds up the weight of each term of the loss, such as the number of tokens. A second
+    loop computes each microbatch's total of each term, and divides it by the summed weight. Random
+    operations give each row the same numbers as in the full batch.
 
     `features` with the dimension `batch` are split along it. The gradients are multiplied by
     `scale`, a float32 scalar (see `LossScale`).
@@ -147,7 +147,8 @@ def sum_metrics(
 ) -> dict[str, mtf.Tensor]:
     """Evaluates a batch in a pipeline; returns its `LossOutput.sums`.
 
-    `loss_fn` builds the loss without dropout. There are at most `microbatches` microbatches.
+    `loss_fn` builds the loss without dropout. If `microbatches` does not divide the rows of a
+    processor, there are fewer microbatches.
     """
     count = microbatches
     (dim,) = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
@@ -243,8 +244,8 @@ class MicrobatchLoop(MicrobatchSums):
 class WeightsLoop(MicrobatchLoop):
     """Sums the weights of the loss's terms, before the loop that computes the loss.
 
-    Both loops have the same operations, but this loop lowers only the needed operations. Random
-    numbers are keyed by an operation's name, so both loops have the same random numbers, for
+    Both loops have the same operations, but this loop lowers only those that the weights need.
+    Random numbers are keyed by an operation's name, so both loops have the same random numbers, for
     example for the choice of masked tokens.
     """
 

@@ -284,7 +284,10 @@ class _ChainLowering:
             return [*(lowering.slice(t) for t in end.inputs), *changed]
 
     def _bind_own(self, group: tf.Tensor, own: Sequence[tf.Tensor]) -> None:
-        """Binds this stage's own tensors, so that layers can update them in place."""
+        """Sets the group's index and the values of this stage's own tensors.
+
+        The layers may update the own tensors in place.
+        """
         self._lowering.set_slice(self._op._body_inputs[0], group)
         for old, value in zip(self._op._before, own, strict=True):
             if old is not None:

@@ -85,7 +85,7 @@ class Link:
       of_process: whether the level connects all devices of a process, however many there are.
       cards: the links that a collective uses if several of its members are in one host: the links
         of all these members (`host`) or the link of one of them (`rank`). At the level between
-        racks, this applies to members in one rack.
+        racks, `cards` chooses between the links of the members in one rack.
     """
 
     name: str
@@ -102,13 +102,13 @@ class Link:
 class AttentionKernel:
     """The speed of an attention kernel that saves no scores, on a kind of device.
 
-    Each field is a list of `[head size, share, ramp]`. Long sequences reach `share` of the peak,
-    and sequences of `ramp` keys reach half of `share`. The FLOPs do not include scores that a
-    causal mask hides.
+    The speed of each pass is a list of `[head size, share, ramp]`. Long sequences reach `share` of
+    the peak, and sequences of `ramp` keys reach half of `share`. The FLOPs do not include scores
+    that a causal mask hides.
 
     Attributes:
-      forward, backward: without a mask.
-      causal_forward, causal_backward: with a causal mask.
+      forward, backward: speed of the passes without a mask.
+      causal_forward, causal_backward: speed of the passes with a causal mask.
       spread: relative uncertainty.
       source: source of the numbers.
     """
@@ -151,18 +151,19 @@ class SoftwareStack:
         buffers.
       dummy_gradients: whether a dummy buffer stays allocated, as large as one layer's weights in
         the activations' dtype. Transformer Engine has it if matmuls accumulate gradients.
-      weights_where_used: whether a pipeline stage has only the weights that it uses. All stages of
-        t2tp have the embeddings.
+      weights_where_used: whether a pipeline stage has only the weights that it uses. In t2tp, this
+        is false: all stages have the embeddings.
       gathers_again: whether sequence parallelism saves the inputs of matmuls as slices, and gathers
         them again for the gradients of the weights.
       repeats_all: whether recomputation repeats whole layers, including operations that no gradient
         needs.
       unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
-        use or prefetched. Above 0, the unreduced gradients of one layer are in memory, too.
+        use or prefetched. If this number is above 0, the unreduced gradients of one layer are in
+        memory, too.
       fragmentation: bytes that the allocator cannot use because free memory is in small pieces, as
         a share of the bytes that each step allocates.
-      cached_layers: in ZeRO 3, the allocator retries if less memory is free than the weights of
-        this number of layers occupy in 16 bits.
+      cached_layers: number of layers whose weights, in 16 bits, must fit into the free memory in
+        ZeRO 3. If they do not fit, the allocator retries.
       reduces_in_16_bits: whether ZeRO 2 and 3 reduce gradients in the activations' dtype. t2tp
         reduces them in float32.
       cards: replaces `Link.cards`; "": as the links specify.
@@ -238,7 +239,8 @@ class ClusterFile:
       price_per_hour: price of one device; 0: unknown.
       max_devices: number of devices of the cluster; 0: any number.
       processes: number of processes that share the devices of a host, if `device.cores` is above 0.
-      headroom: share of the memory that a plan must leave free, for memory that it does not model.
+      headroom: share of the memory that a plan must leave free, for what the planner does not
+        model.
       source: source of the numbers.
     """
 
@@ -358,7 +360,10 @@ class ClusterFile:
         return (1 - self.headroom) * self.device.memory / self.sharing(devices)
 
     def peak(self, dtype: str) -> float:
-        """Returns the FLOP/s of one device for a dtype. Default: the peak of float32."""
+        """Returns the FLOP/s of one device for a dtype.
+
+        If the file has no peak for the dtype, returns the peak for float32, or else the highest.
+        """
         by_dtype = self.device.peak
         return by_dtype.get(dtype, by_dtype.get("float32", max(by_dtype.values())))
 
@@ -462,7 +467,10 @@ def _number(value: Any, limits: Limits, where: str, kind: str = "float") -> Any:
 
 
 def _points(value: Any, where: str) -> tuple[Point, ...]:
-    """Checks measured points: size, seconds and spread, by growing size."""
+    """Checks a list of points of three numbers each, whose first numbers must grow.
+
+    The numbers are `[size, seconds, spread]`, or those of an `AttentionKernel`.
+    """
     is_list = isinstance(value, list) and all(isinstance(p, list) and len(p) == 3 for p in value)
     if not is_list or not value:
         raise ClusterFileError(f"{where} is a list of [size, seconds, spread]")

@@ -22,8 +22,9 @@ _VIEWS = (upstream.Depend, upstream.StopGradient)
 def works(
     placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout, *, fuses: bool
 ) -> Mapping[Work, float]:
-    """Counts a step's operations by their work; an operation with padding counts less than 1.
+    """Returns the number of a step's operations for each `Work`.
 
+    If a part of an operation's work is padding, only the remaining fraction is counted.
     With `fuses`, a chain of element-wise operations moves only the chain's inputs and outputs.
     """
     chains = Chains(placed, outputs, layout) if fuses else None
@@ -51,7 +52,7 @@ class Chains:
     inputs, because a few operations take less time than reading the results from memory.
 
     Attributes:
-      fusable: the operations that may be in a chain, with their places.
+      fusable: the operations that may be in a chain, each with its `Placed`.
       begun_by: each chain, by its first operation.
     """
 

@@ -29,10 +29,10 @@ from t2tp.suggestions import check_known
 # Max number of devices that a search tries.
 _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
-# An estimate is assumed to be at most this factor above the plan of the lowered program: the first
-# factor is for seconds, the second for bytes.
+# The estimated seconds and bytes are assumed to be at most these multiples of the seconds and bytes
+# that are planned from the lowered program.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
-# Number of the best candidates to keep. Each is then tried with its mesh axes in other orders.
+# How many of the best candidates are kept. Each is then tried with its mesh axes in other orders.
 _PERMUTED = 500
 
 
@@ -182,8 +182,9 @@ class Search:
     def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
         """Plans the first candidates; returns the fastest candidates that fit and are valid.
 
-        Candidates that differ only in the pipeline's schedule (except `zero_bubble`) or number of
-        chunks are planned together: they share one lowered program, and lowering takes long.
+        Candidates that differ only in the pipeline's schedule or number of chunks are planned
+        together: they share one lowered program, and lowering takes long. Only the schedule
+        `zero_bubble` has another program.
         """
         by_program: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:

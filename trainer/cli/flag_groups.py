@@ -247,8 +247,8 @@ def _registered_hparams() -> frozenset[str]:
     import t2tp.hparams  # noqa: F401  (registers the sets)
     from t2tp import registry
 
-    # Does not call the functions of the user's own sets: they may fail, and error messages only
-    # suggest the names.
+    # The names are only suggestions in error messages. So the functions of the user's own sets,
+    # which may fail, are not called.
     sets = (registry.hparams_function(each) for each in registry.list_hparams())
     ours = (function() for function in sets if function.__module__.startswith("t2tp."))
     return frozenset(name for hparams in ours for name in hparams.values())

@@ -41,8 +41,8 @@ class Decoded:
     score: float
 
 
-# (index of a line, its decoded texts, best first). For a line that is too long, the error replaces
-# the texts.
+# (index of a line, its decoded texts). The best text is the first. For a line that is too long, an
+# error replaces the texts.
 Result = tuple[int, list[Decoded] | ValueError]
 
 
@@ -264,9 +264,10 @@ def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
 
 
 def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") -> Request:
-    """Returns the decoding request for a line: inputs, to which EOS is appended, or a prompt.
+    """Returns the decoding request for a line.
 
-    `beginning` is the prefix of the targets, only for problems with inputs.
+    For a problem with inputs, the line is the inputs, to which EOS is appended, and `beginning` is
+    the prefix of the targets. Otherwise the line is a prompt, and `beginning` must be empty.
     """
     if problem.reads_inputs:
         inputs = [*codec.encode(text), codec.end_of_document]

@@ -40,8 +40,9 @@ def retention_of(config: RunConfig) -> Retention:
 class RunSaver:
     """Writes the checkpoints of a training in a background thread, one at a time.
 
-    All processes save at the same steps. Their background threads meet at barriers, whose names
-    contain the step to be distinct from the training's own barriers.
+    All processes save at the same steps. Their background threads wait for each other at barriers.
+    The names of these barriers contain the step, and so differ from those of the training's own
+    barriers.
 
     On exit, the context waits for the checkpoint being written, also after an error or a
     `TrainingInterrupted`. After any other KeyboardInterrupt or SystemExit it does not wait.

@@ -64,9 +64,10 @@ class Options:
 
     @property
     def suits_cudnn(self) -> bool:
-        """Whether cuDNN's kernels support these options: a mask and a softmax, nothing else.
+        """Whether cuDNN's kernels support these options.
 
-        With `memory_segments` a query may have no visible key, which the kernels do not support.
+        The kernels compute a mask and a softmax, and nothing else. With `memory_segments` a query
+        may have no visible key, which the kernels do not support.
         """
         has_other_terms = {"bias_table", "memory_segments", "sinks"} & {*self.extras}
         is_plain = not (has_other_terms or self.soft_cap or self.has_other_values)
@@ -318,7 +319,8 @@ class _AttentionSlice:
 
     If the memory (keys and values) is split, it is all-gathered: context parallelism (A.
     Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). With `ring`,
-    processors pass slices of the memory on instead. Positions are global.
+    processors pass slices of the memory on instead. Masks and biases use global
+    positions.
 
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one

@@ -14,9 +14,10 @@ def distance_buckets(
 ) -> np.ndarray:
     """Returns the bucket of a bias table for each distance.
 
-    Half of the buckets are for one distance each, the other half for ranges that grow
-    logarithmically up to `max_distance` (C. Raffel et al., "Exploring the Limits of Transfer
-    Learning with a Unified Text-to-Text Transformer", arXiv:1910.10683, section 2.1).
+    Half of the buckets are for one distance each. The other half are for ranges of distances up to
+    `max_distance`, and the ranges have equal lengths on a logarithmic scale (C. Raffel et al.,
+    "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+    arXiv:1910.10683, section 2.1).
 
     Args:
       distances: integers, position of the key minus position of the query.

@@ -135,7 +135,7 @@ def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
 
 
 def _in_entries(traffic: Mapping[Traffic, float], part: str) -> dict[Traffic, float]:
-    """Assigns reductions that the loop runs in each iteration to an entry of the schedule."""
+    """Assigns the reductions of each iteration of the loop to `part`, an entry of the schedule."""
     return {
         dataclasses.replace(t, part=part)
         if t.times > 1 and not t.part and t.kind != "permute"
