@@ -67,7 +67,8 @@ class RotaryScaling:
     def __call__(self, turns: np.ndarray, base: float = 10000.0) -> np.ndarray:
         """Returns scaled angles.
 
-        `turns` has the angle of each pair per position, in radians, computed with `base`.
+        `turns` has the angle by which each pair turns per position, in radians, computed with
+        `base`.
         """
         share = 0.0 if self.kind == "linear" else self._share(turns, base)
         return (1 - share) * turns / self.factor + share * turns

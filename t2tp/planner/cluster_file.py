@@ -121,7 +121,7 @@ class AttentionKernel:
     source: str = ""
 
     def share(self, head_size: float, keys: float, *, is_forward: bool, causal: bool) -> float:
-        """Returns the share of the peak for queries that see this number of keys."""
+        """Returns the share of the peak for queries that attend to `keys` keys."""
         name = f"{'causal_' if causal else ''}{'forward' if is_forward else 'backward'}"
         return share_at(getattr(self, name), head_size, keys)
 

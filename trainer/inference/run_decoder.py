@@ -215,8 +215,8 @@ class RunDecoder:
     def scorer(self) -> Scorer:
         """Scores rows with the checkpoint, in batches of the options' `batch_size`.
 
-        A model with experts scores one row at a time, because a row can displace another row's
-        tokens from an expert.
+        A model with experts scores one row at a time, because the tokens of one row can take
+        the places of another row's tokens in an expert.
         """
         size = 1 if self._has_experts else self._decoder.options.batch_size
         return Scorer(self._score, self._estimator.layout, self._max_length, size)
@@ -228,7 +228,7 @@ class RunDecoder:
 
 
 def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:
-    """Returns the tokens of some examples' feature (`inputs` or `targets`), without padding.
+    """Returns a feature's tokens in some examples, without padding: `inputs` or `targets`.
 
     Padding is recognized by its segment 0, because the id 0 may be a token of a tokenizer.
     """
