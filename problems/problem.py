@@ -207,8 +207,8 @@ class Problem(Preparable):
         """Returns the evaluation metrics by the names in `metric_names`.
 
         Args:
-          sums: the totals over all batches of the model's counts and of the results of `counts`;
-            see `metrics.METRICS`.
+          sums: what the model counts and what `counts` returns, each summed over all batches; see
+            `metrics.METRICS`.
 
         Raises:
           ValueError: a sum that a metric needs is missing, or no token was predicted.

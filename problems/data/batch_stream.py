@@ -67,7 +67,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns feature -> shape, once for each sequence length that batches may have.
+        """Returns a list: the shapes of the features, for each sequence length of batches.
 
         If the batch size changes during the training, the shapes have the last batch size.
         """
@@ -110,7 +110,7 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
-        """Sets the examples. A feature `index_name` has their indices, unless the name is empty."""
+        """Sets the examples, whose indices are also a feature if `index_name` is not empty."""
         self.source = source
         self.examples = examples
         self._index_name = index_name

@@ -25,8 +25,8 @@ class Texts:
       columns: columns by name; each example has one text in each column.
       what: name of the examples in messages.
       directory: directory of the indexes; None: indexes are not stored.
-      stored: names of the stored columns, if `columns` has other names. Problems that read the same
-        stored columns under different names share the indexes.
+      stored: names under which the columns are stored. `columns` may have other names, and several
+        problems may read the same stored columns, and share their indexes.
       examples_at_once: number of examples whose lengths to read at a time.
     """
 

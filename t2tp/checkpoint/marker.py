@@ -53,8 +53,8 @@ class Marker:
       step: the training step.
       files: the files that the marker lists, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: the id of the process that wrote each part; an id is random and valid for one save. A
-        part is a group of slices that a process writes together (see `save_in_parts`).
+      writers: who wrote each part of the checkpoint: a random id that a process draws for each
+        save. A part is a group of slices that a process writes together (see `save_in_parts`).
       saved_at: time of the save, in seconds since 1970.
     """
 

@@ -58,9 +58,9 @@ class DeferredSum(upstream.LazyAllreduceSum):
     ) -> None:
         """Defers a sum over mesh axes.
 
-        `parts` are this processor's addends, in order. There are several only with `exact_sums`.
-        `cut` is then the name of the summed dimension, and the number of addends on all processors
-        together.
+        `parts` are this processor's addends, in order: a single one without `exact_sums`. With
+        `exact_sums`, `cut` is a pair: the name of the summed dimension, and the number of addends
+        of the whole sum.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes

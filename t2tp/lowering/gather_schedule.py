@@ -137,5 +137,5 @@ class LatestActivation:
 
     def _is_activation(self, x: upstream.Tensor) -> bool:
         # A value that a loop carries from iteration to iteration is an activation, too. In the
-        # body, the loop is the operation of this value.
+        # loop's body, the value is an output of the `WhileLoopOperation`.
         return x in self._activations or isinstance(x.operation, upstream.WhileLoopOperation)

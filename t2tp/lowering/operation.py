@@ -68,11 +68,10 @@ class Hooks:
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
         `lowering.partial_sum`), which is correct for linear operations.
-      rng_dependency: a scalar 0 that is added to the counter of the operation's random numbers.
-        TensorFlow then computes the scalar before the random numbers. `recompute_grad` sets such a
-        scalar, so that the backward pass generates a mask again instead of storing the mask. An
-        operation that uses `lowering.random_bits` must set the same scalar on its gradient
-        operation.
+      rng_dependency: a scalar 0 that is computed in the backward pass, and added to the counter of
+        the operation's random numbers. `recompute_grad` sets it, so that TensorFlow cannot generate
+        a mask before the backward pass and store it. An operation that uses `lowering.random_bits`
+        must set the same scalar on its gradient operation.
       predicate: a boolean scalar; if it is false, the operation is not executed. Only for
         operations without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis, though no tensor has
@@ -132,8 +131,8 @@ class Hooks:
     def unpadded_share(self, layout: Layout) -> float:
         """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
-        `t2tp_plan` lowers few layers, and scales their work up to all layers. It must not scale the
-        padding up, because in the full model weights of other layers replace the padding.
+        `t2tp_plan` lowers few layers, and multiplies their work. Padding must not be multiplied:
+        it exists only because few layers have too few matrices to share among the processors.
         """
         del layout
         return 1.0
@@ -244,9 +243,9 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     They are in the order of `Layout.exactly_split`. Without `exact_sums` there are none.
 
     Raises:
-      LayoutError: it is unknown whether the operation sums over a split dimension; or the operation
-        sums over more than two dimensions, and the layout splits the third or a later one; or the
-        operation sums over positions that the layout splits, but not over the batch.
+      LayoutError: in three cases. It is unknown whether the operation sums over a split dimension.
+        Or the layout splits the third summed dimension, or a later one. Or the layout splits
+        positions, and the operation sums over positions without summing over the batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -273,7 +272,7 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         positions = dropped.pop()
         is_split = layout.axis_index(positions.name) is not None
         if is_split and isinstance(op, upstream.ReduceOperation) and BATCH in outputs[0]:
-            dropped.insert(0, known[BATCH])  # Each row has its own sum; the batch is only cut.
+            dropped.insert(0, known[BATCH])  # In parts of the batch, each row has its sum.
         sums_rows = dropped and dropped[0].name == BATCH
         is_table = any(POSITIONS in names and BATCH not in names for names in outputs)
         if is_split and (is_table or not sums_rows):
@@ -362,9 +361,10 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 
 
 def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.Dimension]) -> None:
-    """With `exact_sums`, rejects a matrix of one row per slice. `rows` are its rows' dimensions.
+    """With `exact_sums`, rejects a matmul of which a processor has one row.
 
-    For the product of a single row, TensorFlow has another kernel, which may round differently.
+    TensorFlow has another kernel for one row, which may round differently. `rows` are the
+    dimensions that form the rows.
     """
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
     is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)

@@ -44,9 +44,9 @@ class Model(abc.ABC):
 
     Attributes:
       takes: names of the required features.
-      may_take: names of optional features. A model that uses `targets_weights`, which changes the
-        targets, or `first_token`, which decoders set, must list them. Other optional features need
-        not be listed.
+      may_take: names of optional features. `targets_weights` (which changes the targets) and
+        `first_token` (which decoders set) must be listed here if the model uses them. Other
+        optional features need not be listed.
       hparams: the model's `HParams`.
       vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
         values to predict.

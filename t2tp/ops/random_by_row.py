@@ -1,8 +1,8 @@
-"""Random numbers that depend on the row's index only.
+"""Random numbers that depend only on the index of an example in its split.
 
-Other random tensors vary with the step and with a row's index in the batch, as training requires.
 In an evaluation an example must get the same numbers whatever the batch size, the mesh, the step
-and the run's seed.
+and the run's seed. Random numbers of a training depend on the step, and on the position in the
+batch.
 """
 
 import tensorflow as tf

@@ -36,7 +36,7 @@ class SkippedSteps:
 
     Attributes:
       total: number of skipped steps, including this step if it is skipped; a float32 scalar.
-      update_number: the number of this update, from 1, if it is executed; a float32 scalar.
+      update_number: the number, from 1, that this update has if it is executed; a float32 scalar.
     """
 
     def __init__(self, mesh: Mesh, is_good: mtf.Tensor) -> None:

@@ -20,7 +20,7 @@ class Group:
     """The members of a collective's group, counted by level.
 
     Attributes:
-      members: number of members in one unit of each level (a host, a rack), nearest level first.
+      members: number of members in the same host, in the same rack, and so on for each level.
     """
 
     size: int
@@ -48,7 +48,7 @@ class CollectiveCost:
         measured = self._curve(traffic.kind, group)
         if measured is not None:
             devices = self._cluster.sharing(self._mesh_shape.size)
-            # The devices' cores copy the data, so more devices or members take more time.
+            # CPU devices share cores, which copy the data. So more devices or members take longer.
             more = devices / measured.devices * max(1.0, group.size / measured.group)
             return more * seconds_at(measured.points, traffic.num_bytes)[0]
         if traffic.kind == "alltoall":

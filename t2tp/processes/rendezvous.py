@@ -252,10 +252,10 @@ def _mismatch(
 def listen(coordinator: str) -> socket.socket:
     """Listens at the coordinator address, on the interface that its host name resolves to.
 
-    Listens on all interfaces in three cases: the name cannot be resolved; this host does not have
-    the resolved address, because it is the address of a router; or the name resolves to loopback,
-    as a host's own name does with Debian's /etc/hosts. If the coordinator is itself `localhost` or
-    a loopback address, listens only on loopback.
+    Listens on all interfaces if the name cannot be resolved, if this host does not have the
+    resolved address (a router may have it), or if the name resolves to loopback (a host's own name
+    does, with Debian's /etc/hosts). If the coordinator is itself `localhost` or a loopback address,
+    listens only on loopback.
     """
     port = split_address(coordinator, "coordinator")[1]
     family, address = _interface(coordinator)

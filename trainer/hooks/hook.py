@@ -37,8 +37,8 @@ class Training:
       clock: measures the time spent training; a slow hook stops the clock while it works.
       stop_reason: set by a hook to end the training after this step. With several processes, the
         hook must set it in all processes after the same step.
-      confirm: raises an error if a step so far is unusable, such as one with a NaN loss. Called
-        before the variables are saved.
+      confirm: raises an error if one of the steps until now is unusable, for example if its loss is
+        NaN. The trainer calls it before it saves the variables.
       confirm_saving: raises an error if the variables must not be saved. All processes call it
         before saving.
     """

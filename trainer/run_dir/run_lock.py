@@ -121,8 +121,8 @@ class RunLock:
     def _release(self) -> None:
         if self._mirror and self._store_lock:
             try:
-                # The push comes before the release, because it deletes the objects of deleted
-                # checkpoints only while the lock is held.
+                # Before the release: a push deletes objects of removed checkpoints only while the
+                # lock is held.
                 self._mirror.push(is_last=True)
             except OSError as error:
                 logging.error("%s", error)

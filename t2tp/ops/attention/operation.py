@@ -95,7 +95,8 @@ class AttentionOperation(Operation):
     """
 
     cost_kind = "attention"
-    dropped_dims = "kept"  # A query reads one kv head, so there is no sum over kv heads.
+    # An output lacks `kv_heads`, but is no sum over it: a query reads one kv head.
+    dropped_dims = "kept"
 
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
@@ -217,7 +218,8 @@ class AttentionGradOperation(Operation):
         self._options = options
         self._rng_name = rng_name
         trained = [name for name in _TRAINED if name in options.extras]
-        # `lower` sums the bias table's gradient within each part of the batch.
+        # The gradient of the bias table is a sum over the batch. `lower` adds it up in the parts of
+        # `exact_sums`.
         has_parts = "sinks" not in trained and inputs[0].shape.dims[0].name == "batch"
         self.dropped_dims = "kept" if has_parts or not trained else ""
         by = [*inputs[:3], *(inputs[3 + options.extras.index(name)] for name in trained)]
@@ -326,7 +328,7 @@ class _AttentionSlice:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
         batch dimension: [batch, heads, queries, d_kv].
       k, v: keys and values of the full memory, see `GatheredMemory`; absent if there is a ring.
-      target: how the program is compiled, if cuDNN's kernels compute the attention; otherwise None.
+      target: None, unless cuDNN's kernels compute the attention; then how the program is compiled.
       order: order of the queries, and of all other tensors with their length dimension. A slice in
         head-tail order consists of two parts.
       memory_order: order of k and v, and of their gradients.
@@ -484,8 +486,8 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # The segments are split like the queries, and the memory is split differently. The order is
-        # therefore consecutive: head-tail order needs one axis that splits queries and memory.
+        # The segments are split like the queries, and the memory is split over another axis. So
+        # neither is in head-tail order, which needs one axis that splits both.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size

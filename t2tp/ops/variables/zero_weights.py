@@ -177,7 +177,7 @@ class WeightGatherOperation(Operation):
         lower_gathers([self], lowering)
 
     def to_gather(self, lowering: Lowering) -> Relayout:
-        """Converts the slice at rest after the latest activation has been computed."""
+        """Converts the slice to the dtype in use, after the latest activation has been computed."""
         (x,), (y,) = self.inputs, self.outputs
         before = lowering.latest_activation()
         part = lowering.slice(x)
