@@ -44,9 +44,9 @@ class Peer:
       program: `peers/<program>.py`, or a path.
       arguments: arguments of the program.
       environment: directory in `environments/` whose Python runs the program; "": t2tp's own.
-      measures: "step" if a turn measures the seconds of each step. With any other value, each turn
-        starts the program again and yields one number: with "start_up", the seconds from the
-        command to the end of the first step; otherwise the entry of `facts` with this key.
+      measures: what a turn measures. "step": the seconds of each step. "start_up": the seconds from
+        the command to the end of the first step. A key of `facts`: that number. In the last two
+        cases, each turn starts the program again.
       turns: the numbers that each turn so far has yielded.
       facts: the peer's report after its warm-up.
     """

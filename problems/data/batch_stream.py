@@ -67,7 +67,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns a list: the shapes of the features, for each sequence length of batches.
+        """Returns the shapes of the features. Each dictionary is for one length of sequences.
 
         If the batch size changes during the training, the shapes have the last batch size.
         """

@@ -132,7 +132,7 @@ class TokenizerVocabulary(Vocabulary):
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def special_name(self, token: int) -> str:
-        """Returns the name of a token without bytes; "" for an id without a token."""
+        """Returns the name of a special token; "" if no token has this id."""
         return self._tokenizer.id_to_token(token) or ""
 
     @cached_property

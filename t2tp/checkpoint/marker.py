@@ -53,8 +53,8 @@ class Marker:
       step: the training step.
       files: the files that the marker lists, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: who wrote each part of the checkpoint: a random id that a process draws for each
-        save. A part is a group of slices that a process writes together (see `save_in_parts`).
+      writers: the random id of the writer of each part. A process draws a new id for each save. A
+        part is a group of slices that a process writes together (see `save_in_parts`).
       saved_at: time of the save, in seconds since 1970.
     """
 

@@ -2,8 +2,8 @@
 
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
 sequences and the `beam_size` best finished sequences. A row is done at its length limit, or when no
-unfinished sequence can become better than the best finished one (with `return_beams`: than the
-worst finished one).
+unfinished sequence can become better than the best finished sequence. With `return_beams`, a row is
+done when none can become better than the worst of the kept finished sequences.
 """
 
 import math

@@ -253,7 +253,7 @@ def _module(name: str, parts: Sequence[_Part]) -> _Module:
 
 
 def _of_piece(saved: Checkpoint, name: str, piece: Piece) -> np.ndarray:
-    """Reads a matrix of a weight's or an expert's adapter, [in..., rank] or [rank, out...]."""
+    """Reads one of an adapter's two matrices, [in..., rank] or [rank, out...]."""
     shape = saved.shapes()[name]
     if piece.expert is None:
         return _read(saved, name, [0] * len(shape), shape)

@@ -112,10 +112,10 @@ def token_choices(
       scale: factor of the gates.
 
     Returns:
-      the k choices, and each row's load-balancing loss: the sum, over the row's tokens, of the loss
-      of the token's group. A group's loss is experts * sum_e f_e * P_e (Switch, equation 4). f_e is
-      the fraction of the group's tokens whose first choice is expert e, and P_e is the mean score
-      of the group's tokens for e. Sigmoid scores are normalized over the experts first.
+      the k choices, and each row's load-balancing loss: the sum of its groups' losses, each times
+      the group's number of tokens. A group's loss is experts * sum_e f_e * P_e (Switch, equation
+      4). f_e is the fraction of the group's tokens whose first choice is expert e, and P_e is the
+      mean score of the group's tokens for e. Sigmoid scores are normalized over the experts first.
     """
     experts = router.experts
     probabilities = router.probabilities()
@@ -165,7 +165,7 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
 
 
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
-    """Returns zeros [rows]. Their gradient w.r.t. `balance` is each expert's load minus the mean.
+    """Returns zeros [rows], whose gradient w.r.t. `balance` is each expert's load minus the mean.
 
     The update of `balance` subtracts this gradient's sign times a rate (arXiv:2408.15664, algorithm
     1).

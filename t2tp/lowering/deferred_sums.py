@@ -58,7 +58,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
     ) -> None:
         """Defers a sum over mesh axes.
 
-        `parts` are this processor's addends, in order: a single one without `exact_sums`. With
+        `parts` are this processor's addends, in order. Without `exact_sums` there is one. With
         `exact_sums`, `cut` is a pair: the name of the summed dimension, and the number of addends
         of the whole sum.
         """

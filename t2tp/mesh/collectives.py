@@ -410,7 +410,7 @@ class Collectives:
         return tf.ensure_shape(exchanged, parts.shape)
 
     def _by_axis(self, parts: tf.Tensor, axis: int) -> tf.Tensor:
-        """[coordinate on an axis, ...] -> [coordinate on each of its parts..., ...]."""
+        """[coordinate on a joint axis, ...] -> [coordinate on each of its mesh axes..., ...]."""
         sizes = [self._axes.size(part) for part in self._real_axes([axis])]
         return tf.reshape(parts, [*sizes, *parts.shape[1:]])
 

@@ -84,7 +84,7 @@ class InterruptHandler:
         return bool(self._received) if self._vote is None else self._vote.stops_after(steps_done)
 
     def result(self) -> int:
-        """Returns, after the last step, the signal that stopped the training; 0: none."""
+        """Returns the signal that stopped the training; 0: none. Called after the last step."""
         return self._received if self._vote is None else self._vote.result()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -309,7 +309,8 @@ def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
     """Moves operations, with one input each, right after the operation that computes their input.
 
-    If a cast computes this input, the cast is moved first, in the same way.
+    If a cast computes this input, the cast is moved first, right after the operation that computes
+    the input of the cast.
     """
     casts = [
         op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)

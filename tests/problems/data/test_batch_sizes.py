@@ -65,7 +65,7 @@ def test_the_rows_of_each_bucket_are_read_once_an_epoch(legs, sizes):
         own = rows[sources.index(batch.source)]
         assert examples and not {*own} & {*examples}
         own += examples
-        # A row that this epoch skipped would occur twice in a later epoch.
+        # If an epoch skipped a row, the assertion above would fail in the next epoch.
         if all(len(each) == size for each, size in zip(rows.values(), sizes, strict=True)):
             for each in rows.values():
                 each.clear()
