@@ -100,7 +100,7 @@ class Mirror:
             if entries and not objects:
                 raise StoreError(
                     f"{self.store.address} has lost its files. {self.path} has copies, maybe"
-                    " without the data of checkpoints: restore the address from a backup, or delete"
+                    " without the data of checkpoints: restore the files from a backup, or delete"
                     " the copies to start again"
                 )
             if not again and self._lost.exists():

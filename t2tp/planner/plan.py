@@ -324,9 +324,9 @@ def _retries(step: LoweredStep, cluster: ClusterFile, room: float) -> list[Cost]
     If the free memory (`room`) is too small, PyTorch's allocator waits for the device, returns
     cached blocks to the driver, and retries. All members of the next collective wait, too.
     """
-    layer, kinds = _BFLOAT16 * step.layer_weights, ("allgather", FORWARD, True)
+    layer, gather = _BFLOAT16 * step.layer_weights, ("allgather", FORWARD, True)
     missing = cluster.software.cached_layers - room / layer if layer else 0.0
-    gathers = [t for t in step.traffic if (t.kind, t.phase, t.of_state) == kinds]
+    gathers = [t for t in step.traffic if (t.kind, t.phase, t.of_state) == gather]
     if missing <= 0 or room < 0 or not gathers:
         return []
     axes, retries = gathers[0].axes, min(1.0, missing / _RETRY_LAYERS)
