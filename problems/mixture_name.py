@@ -89,6 +89,9 @@ def find_parts(
 
     In `options`, "b.documents=lines" applies to the problem b, and "vocab_size=4096" to all
     problems that have this option. `find` returns the problem of a name and options.
+
+    Raises:
+      ValueError: no problem has an option of this name, or a value is invalid.
     """
     own: dict[str, list[str]] = {each: [] for each in names}
     common: list[str] = []

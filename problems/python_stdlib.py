@@ -27,7 +27,11 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
         return Path(sysconfig.get_path("stdlib"))
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
-        """Returns the documents of a split: its non-empty UTF-8 files, sorted by path."""
+        """Returns the documents of a split: its non-empty UTF-8 files, sorted by path.
+
+        Raises:
+          ValueError: there are no sources.
+        """
         sources = self.source_dir()
         texts, num_skipped = [], 0
         for path in source_files(sources):

@@ -87,6 +87,9 @@ def remove_unfinished(
 
     Files younger than `min_age_seconds` are kept, because another process may be writing them.
     Subdirectories are ignored.
+
+    Raises:
+      OSError: the directory cannot be listed, or a file cannot be deleted.
     """
     directory = Path(directory)
     removed = []

@@ -17,7 +17,11 @@ class BestMetric:
 
     @classmethod
     def parse(cls, text: str) -> BestMetric:
-        """Reads `min:METRIC` or `max:METRIC`."""
+        """Reads `min:METRIC` or `max:METRIC`.
+
+        Raises:
+          ValueError: the text has neither form.
+        """
         kind, _, metric = text.partition(":")
         if kind not in ("min", "max") or not metric:
             raise ValueError(

@@ -148,7 +148,11 @@ class HarnessModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Returns the continuation of each prompt up to its first stop string."""
+        """Returns the continuation of each prompt up to its first stop string.
+
+        Raises:
+          ValueError: an option of generation is unknown, or leaves no room for a prompt.
+        """
         found = [""] * len(requests)
         numbers = sorted(range(len(requests)), key=lambda n: str(requests[n].args[1]))
         for _, group in itertools.groupby(numbers, key=lambda n: str(requests[n].args[1])):

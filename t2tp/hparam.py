@@ -132,7 +132,11 @@ class HParams:
         self._values[name] = self._declaration(name).check(name, value)
 
     def get(self, name: str) -> Any:
-        """Returns a value, as reading the attribute does; see `set` for errors."""
+        """Returns a value, as reading the attribute does; see `set` for errors.
+
+        Raises:
+          AttributeError: the name is not declared; the error suggests similar names.
+        """
         self._declaration(name)
         return self._values[name]
 
@@ -173,7 +177,11 @@ class HParams:
         return copied
 
     def inherit(self, other: HParams, names: Iterable[str]) -> None:
-        """Declares the missing `names` as `other` does, with the same defaults."""
+        """Declares the missing `names` as `other` does, with the same defaults.
+
+        Raises:
+          AttributeError: a name is not declared in `other`.
+        """
         for name in names:
             if name not in self._values:
                 declaration = other._declaration(name)
@@ -270,6 +278,9 @@ def describe_differences(
       A line per hyperparameter with different values. The line ends with the value used: the
       override, else the saved value, else the default (of a hyperparameter that was declared after
       the run was saved).
+
+    Raises:
+      ValueError: neither `saved` nor `preset` declares the name of an override.
     """
     lines = []
     saved_values, preset_values = saved.values(), preset.values()

@@ -130,6 +130,9 @@ def declared_type(name: str, annotation: Any) -> ValueType:
     """Returns the type of a declaration: a scalar type or a list of scalars, maybe with `| None`.
 
     The annotation is the type itself or its name, as `str(ValueType)` writes it.
+
+    Raises:
+      TypeError: the type is not supported.
     """
     known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
     # Compared one by one, because a wrong annotation, such as [int], may not be hashable.
@@ -143,7 +146,12 @@ def declared_type(name: str, annotation: Any) -> ValueType:
 
 
 def inferred_type(name: str, default: Any) -> ValueType:
-    """Returns the type of a default; for None, a type that accepts any value."""
+    """Returns the type of a default; for None, a type that accepts any value.
+
+    Raises:
+      TypeError: the type of the value is not supported.
+      ValueError: the default is an empty list, whose element type is unknown.
+    """
     if default is None:
         return _ANY
     if not isinstance(default, (list, tuple)):
@@ -178,6 +186,9 @@ def split_at_commas(text: str) -> list[str]:
 
     Quotes and brackets are special only at the beginning of a value: "it's" and "a[0]" are plain
     text.
+
+    Raises:
+      ValueError: a quote or bracket is never closed.
     """
     pieces, start, depth = [], 0, 0
     quote, escaped, value_begins = "", False, True

@@ -153,7 +153,11 @@ class RangedHParams:
         return values
 
     def sample_trial(self, trial: int) -> dict[str, Any]:
-        """Returns the values of a trial by name; `trial` is its index, from 0."""
+        """Returns the values of a trial by name; `trial` is its index, from 0.
+
+        Raises:
+          ValueError: the index is negative.
+        """
         if trial < 0:
             raise ValueError(f"trial {trial}: trials are counted from 0")
         return self.draw(

@@ -194,6 +194,9 @@ def model_of_hparams(name: str) -> str:
 
     The model may be given at registration. Otherwise it is the longest model name with which the
     set's name begins: `transformer_lm` for `transformer_lm_tiny`.
+
+    Raises:
+      UnknownNameError: no hparams set has the name, or its model is unknown.
     """
     declared_model = _registries[_SETS].entry(name).model
     begins = [model for model in list_models() if name.startswith(model)]
@@ -222,7 +225,11 @@ def hparams(name: str) -> HParams:
 
 
 def ranged_hparams(name: str) -> RangedHParams:
-    """Calls the registered function of this name on an empty ranged set; returns the set."""
+    """Calls the registered function of this name on an empty ranged set; returns the set.
+
+    Raises:
+      UnknownNameError: no ranged set has the name; the error suggests similar names.
+    """
     ranged = RangedHParams(name)
     ranged_hparams_function(name)(ranged)
     return ranged

@@ -18,6 +18,9 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
 
     First deletes directories with the same prefix that killed processes left behind. Nobody locks
     their lock files: the operating system releases a lock when its process ends.
+
+    Raises:
+      OSError: the directory cannot be created.
     """
     for path in parent.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(OSError):  # In use, or not a scratch directory.

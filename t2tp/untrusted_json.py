@@ -25,7 +25,12 @@ class UntrustedFileError(ValueError):
 
 @contextlib.contextmanager
 def open_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Opens a file for reading, or raises `UntrustedFileError` if it is not a regular file."""
+    """Opens a file for reading, or raises `UntrustedFileError` if it is not a regular file.
+
+    Raises:
+      UntrustedFileError: the path names something else, such as a pipe, a device or a directory.
+      OSError: the file cannot be opened.
+    """
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with contextlib.ExitStack() as stack:
@@ -36,7 +41,12 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """Reads a regular file of at most `max_bytes`."""
+    """Reads a regular file of at most `max_bytes`.
+
+    Raises:
+      UntrustedFileError: the path names something else, or the file is too large.
+      OSError: the file cannot be read.
+    """
     with open_regular(path) as file:
         contents = file.read(max_bytes + 1)
     if len(contents) > max_bytes:
@@ -60,7 +70,12 @@ def read_object(path: str | os.PathLike[str], types: Types | None = None) -> dic
 def parse_object(
     text: str | bytes, source: str | os.PathLike[str], types: Types | None = None
 ) -> dict[str, Any]:
-    """Parses the text of the file `source` as a JSON object, and checks its entries' types."""
+    """Parses the text of the file `source` as a JSON object, and checks its entries' types.
+
+    Raises:
+      UntrustedFileError: the text is not JSON, is nested too deeply or is not an object, or an
+        entry has the wrong type.
+    """
     try:
         content = json.loads(text)
         _check_depth(content, MAX_DEPTH)
@@ -75,7 +90,11 @@ def parse_object(
 
 
 def check_types(content: Mapping[str, Any], source: str | os.PathLike[str], types: Types) -> None:
-    """Checks the types of entries."""
+    """Checks the types of entries.
+
+    Raises:
+      UntrustedFileError: an entry has another type.
+    """
     for name, kind in types.items():
         value, kinds = content.get(name), kind if isinstance(kind, tuple) else (kind,)
         if float in kinds:
@@ -89,7 +108,11 @@ def check_types(content: Mapping[str, Any], source: str | os.PathLike[str], type
 
 
 def check_values(content: Mapping[str, Any], source: str | os.PathLike[str], kind: type) -> None:
-    """Checks that all values have the type `kind`; null is not allowed."""
+    """Checks that all values have the type `kind`; null is not allowed.
+
+    Raises:
+      UntrustedFileError: a value is null or has another type.
+    """
     null = [name for name, value in content.items() if value is None]
     if null:
         raise UntrustedFileError(
@@ -112,6 +135,9 @@ def file_inside(directory: Path, name: str) -> Path:
 
     The file must not be a link out of the directory. In the Hub's cache, however, all files of a
     snapshot are links into the same model's directory `blobs`, and these links are allowed.
+
+    Raises:
+      UntrustedFileError: the name is not a plain file name, or is a link that leaves the directory.
     """
     path = directory / name
     if Path(name).name != name:

@@ -99,7 +99,11 @@ def device_count() -> int:
 
 
 def this_cluster() -> ClusterFile:
-    """Returns the cluster in `this_machine.toml`, or a shipped cluster with this kind of device."""
+    """Returns the cluster in `this_machine.toml`, or a shipped cluster with this kind of device.
+
+    Raises:
+      UsageError: no cluster file that comes with t2tp describes this kind of GPU.
+    """
     if Path(f"{THIS_MACHINE}.toml").exists():
         cluster = ClusterFile.load(THIS_MACHINE)
         # t2tp_calibrate measures CPUs only, so its file does not describe a host's GPUs.

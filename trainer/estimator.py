@@ -169,7 +169,11 @@ class Estimator:
         return self._programs[key]
 
     def explain(self, mode: ModeKeys, features: Mapping[str, Feature]) -> LayoutReport:
-        """Reports how the program of a mode is laid out; needs neither devices nor a checkpoint."""
+        """Reports how the program of a mode is laid out; needs neither devices nor a checkpoint.
+
+        Raises:
+          LayoutError: the layout does not fit the model.
+        """
         return explain(AbstractProgram(self._step_fn(mode), features, layout=self.layout))
 
     def lock(self) -> RunLock:

@@ -113,7 +113,11 @@ class SplitEvaluation:
         )
 
     def plateau(self, stopping: EarlyStopping) -> str:
-        """Returns the reason to stop early, from the record of process 0; "" to continue."""
+        """Returns the reason to stop early, from the record of process 0; "" to continue.
+
+        Raises:
+          UsageError: an evaluation in the record lacks the metric.
+        """
         cluster = self._estimator.connect()
         reason = ""
         if cluster.is_main_process:

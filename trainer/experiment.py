@@ -192,7 +192,11 @@ class Experiment:
         )
 
     def explain(self) -> LayoutReport:
-        """Reports how the training program is laid out; needs no devices and writes no files."""
+        """Reports how the training program is laid out; needs no devices and writes no files.
+
+        Raises:
+          LayoutError: the layout does not fit the model.
+        """
         return self.estimator.explain(ModeKeys.TRAIN, self._train_inputs.features)
 
     def train(self) -> None:
@@ -208,6 +212,9 @@ class Experiment:
 
         Returns:
           The problem's metrics at the end.
+
+        Raises:
+          TrainingInterrupted: a signal arrived; the step was saved.
         """
         every, evaluation = self._local_eval_frequency, self._evaluation(self._eval_split)
 

@@ -23,6 +23,9 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 
     Returns:
       A warning if the set is for another model but fits this model; else "".
+
+    Raises:
+      UsageError: the set does not fit the model.
     """
     other_model = _model_of(set_name)
     if other_model == model:
@@ -48,6 +51,9 @@ def declared(values: Mapping[str, Any], set_name: str | None, model: str | None)
 
     If that set is not registered, a set of the run's model is used instead. A name that the set
     lacks gets the type of its value.
+
+    Raises:
+      ValueError: a value has the wrong type or is out of range.
     """
     is_known = set_name in registry.list_hparams()
     sets = [set_name] if set_name and is_known else _sets_of(model)
@@ -66,7 +72,13 @@ def declared(values: Mapping[str, Any], set_name: str | None, model: str | None)
 
 
 def read_set(name: str) -> HParams:
-    """Returns a registered hparams set, or the hparams in a `run.yaml`."""
+    """Returns a registered hparams set, or the hparams in a `run.yaml`.
+
+    Raises:
+      UnknownNameError: there is no such set.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is damaged.
+    """
     if not name.endswith(run_yaml.SUFFIX):
         return registry.hparams(name)
     if not Path(name).is_file():

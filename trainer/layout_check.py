@@ -55,7 +55,14 @@ class RunLayoutCheck:
 
 
 def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
-    """Compares a shrunk run's training step on its mesh and on one device, in float64."""
+    """Compares a shrunk run's training step on its mesh and on one device, in float64.
+
+    Raises:
+      LayoutError: the layout does not fit the model.
+      UsageError: there are several processes.
+      FileNotFoundError: the data are not prepared.
+      ValueError: TensorFlow has been started with fewer devices than the mesh needs.
+    """
     config = spec.config
     multiprocess.check_single(config, "--check_layout")
     virtual_devices(spec.layout.size)

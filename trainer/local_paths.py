@@ -23,7 +23,12 @@ def check_local(name: str, path: str) -> None:
 
 
 def read_lines(path: str | PathLike[str]) -> list[str]:
-    """Reads the lines of a file, without line ends."""
+    """Reads the lines of a file, without line ends.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: the file is not UTF-8, or is a device, whose content may be endless.
+    """
     with open(path, "rb") as file:
         if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
             raise ValueError(f"{path} is a device: expected a text file")

@@ -162,7 +162,13 @@ class RunSpec:
 def find_problem(
     output_dir: str, saved: SavedRun | None, model: str, problem: str, options: str
 ) -> Problem:
-    """Looks up the problem of a run and checks that `output_dir` holds no other run."""
+    """Looks up the problem of a run and checks that `output_dir` holds no other run.
+
+    Raises:
+      UnknownNameError: there is no such model or problem.
+      OtherRunError: `output_dir` holds a run of another model or problem.
+      ValueError: the options cannot be parsed.
+    """
     registry.model(model)
     instance = problems.find(problem, options)
     if saved is not None:

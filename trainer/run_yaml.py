@@ -90,7 +90,12 @@ for _each in (_Loader, _Dumper):
 
 
 def read(path: str | os.PathLike[str]) -> RunSettings:
-    """Reads a file; raises UntrustedFileError if it is not a valid `run.yaml`."""
+    """Reads a file; raises UntrustedFileError if it is not a valid `run.yaml`.
+
+    Raises:
+      UntrustedFileError: the file is not a valid `run.yaml`.
+      OSError: the file cannot be read.
+    """
     content = _parsed(path)
     names = {name: value for name, value in content.items() if name not in _SECTIONS}
     for name in names:
@@ -109,7 +114,11 @@ def read(path: str | os.PathLike[str]) -> RunSettings:
 
 
 def write(path: str | os.PathLike[str], settings: RunSettings) -> None:
-    """Writes a file atomically; omits flags that are None."""
+    """Writes a file atomically; omits flags that are None.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
     hparams = dict(settings.hparams)
     mesh = {name: hparams.pop(name) for name in MESH if name in hparams}
     flags = {name: value for name, value in settings.flags.items() if value is not None}

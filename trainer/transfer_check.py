@@ -113,7 +113,12 @@ class TransferCheck:
 
 
 def check_transfer(spec: RunSpec) -> TransferCheck:
-    """Trains models of several widths for some steps and records the sizes of activations."""
+    """Trains models of several widths for some steps and records the sizes of activations.
+
+    Raises:
+      UsageError: `transfer_from` is not set, or the set that it names is not smaller than the
+        run's hparams.
+    """
     transfer = Transfer.from_hparams(spec.hparams)
     if transfer is None:
         raise UsageError("--check_transfer compares the run with the set that transfer_from names")

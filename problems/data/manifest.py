@@ -168,7 +168,11 @@ class Manifest:
             raise DamagedDataError(f"{path} is not a manifest: {error!r}") from error
 
     def check(self, directory: Path) -> None:
-        """Checks the sizes of all files, and the contents of small files and checksum files."""
+        """Checks the sizes of all files, and the contents of small files and checksum files.
+
+        Raises:
+          DamagedDataError: a file is missing or changed; the message names it.
+        """
         for name, state in self.files.items():
             is_read = name.endswith(CHECKS_END) or state.bytes <= _SMALL_BYTES
             check_file(directory / name, state, read_up_to=state.bytes if is_read else 0)

@@ -117,6 +117,9 @@ def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
 
     Returns:
       (length, rows with one example each) of each bucket that is not empty.
+
+    Raises:
+      ValueError: no example fits.
     """
     sizes = bucket_lengths(length)
 

@@ -19,7 +19,11 @@ _SHADES = " .:-=+*#%@"
 
 
 def inspect(problem: Problem, data_dir: AnyPath) -> str:
-    """Describes prepared data in several lines."""
+    """Describes prepared data in several lines.
+
+    Raises:
+      FileNotFoundError, ValueError: as `Problem.check_prepared`.
+    """
     manifest = problem.check_prepared(data_dir)
     if isinstance(problem, Mixture):
         parts_dir = problem.parts_dir(data_dir)

@@ -76,6 +76,9 @@ def make_in_processes(
 
     `num_bad` returns the number of bad samples of finished shards, and `is_made` whether the shard
     of a job is complete.
+
+    Raises:
+      ChildProcessError: workers were killed three times without finishing a shard in between.
     """
     total = sum(job.size for job in jobs)
 

@@ -92,7 +92,11 @@ class ShuffledSamples:
                 yield number, partial(self._samples.__getitem__, number)
 
     def each(self, use: Callable[[Sample], _T]) -> Iterator[_T]:
-        """Yields the result of `use` for each sample that is not skipped or bad."""
+        """Yields the result of `use` for each sample that is not skipped or bad.
+
+        Raises:
+          BadSampleError: too many samples are bad.
+        """
         for number, read in self.part(0, len(self)):
             sample = None
             try:

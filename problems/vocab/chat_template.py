@@ -114,6 +114,9 @@ class ChatTemplate:
         """Returns the first token of all prompts, usually BOS; None if prompts begin differently.
 
         `encode` returns the tokens of a text. The default conversations differ in their content.
+
+        Raises:
+          ValueError: the template refuses a conversation.
         """
         first = set()
         for each in conversations or _ANY:

@@ -40,7 +40,12 @@ class SpecialTokens:
 
 
 def read_special_tokens(directory: Path) -> SpecialTokens:
-    """Reads the special tokens of the tokenizer in a directory."""
+    """Reads the special tokens of the tokenizer in a directory.
+
+    Raises:
+      ValueError: a file is damaged.
+      OSError: a file cannot be read.
+    """
     ids = token_ids(directory / TOKENIZER_FILE)
     named = named_tokens(directory)
 
@@ -73,7 +78,12 @@ def named_tokens(directory: Path) -> dict[str, str]:
 
 
 def token_ids(path: Path) -> dict[str, int]:
-    """Returns the ids of the tokens in a `tokenizer.json`, by token; {} without the file."""
+    """Returns the ids of the tokens in a `tokenizer.json`, by token; {} without the file.
+
+    Raises:
+      ValueError: the file is damaged.
+      OSError: the file cannot be read.
+    """
     tokenizer = read_if_there(path)
     with untrusted_json.as_damaged(path):
         pieces = (tokenizer.get("model") or {}).get("vocab") or {}

@@ -39,7 +39,11 @@ class TemplateProcess:
         self._ask(self._source)
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Renders the template with variables that JSON can store."""
+        """Renders the template with variables that JSON can store.
+
+        Raises:
+          ValueError: the template fails, or takes too long or too much memory.
+        """
         with self._lock:
             # A forked process must not share the pipes.
             if self._process is None or self._owner != os.getpid():

@@ -37,7 +37,11 @@ def load_vocabulary(directory: Path) -> Vocabulary:
 
 
 def vocabulary_sha256(directory: Path) -> str:
-    """Returns the SHA-256 of the vocabulary's file, as in manifests."""
+    """Returns the SHA-256 of the vocabulary's file, as in manifests.
+
+    Raises:
+      FileNotFoundError: there is no vocabulary.
+    """
     file = _existing_file(directory)
     # A problem's data have the tokenizer and its end tokens in one file. In a Hugging Face
     # directory, files next to `tokenizer.json` list the end tokens. So the digest of such a

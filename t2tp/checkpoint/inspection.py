@@ -24,6 +24,9 @@ def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
     """Returns one line per variable that differs between two checkpoints.
 
     Reads one slice at a time, in the slices of the first checkpoint.
+
+    Raises:
+      UnusableCheckpointError: one of the checkpoints is damaged.
     """
     lines = []
     for name in sorted({*first.shapes(), *second.shapes()}):

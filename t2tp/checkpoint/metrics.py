@@ -21,7 +21,11 @@ METRICS = "metrics.json"
 
 
 def record_metrics(directory: Path, metrics: Mapping[str, float]) -> None:
-    """Writes a checkpoint's metrics, replacing earlier metrics."""
+    """Writes a checkpoint's metrics, replacing earlier metrics.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
     numbers = {name: float(value) for name, value in metrics.items()}
     write_text(directory / METRICS, json.dumps(numbers, indent=1) + "\n")
 

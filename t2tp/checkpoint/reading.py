@@ -145,7 +145,12 @@ class Checkpoint:
         return sum(not record.sha256 for record in self._marker.files.values())
 
     def verify(self) -> None:
-        """Checks all files, and the checksums of all slices by reading each tensor."""
+        """Checks all files, and the checksums of all slices by reading each tensor.
+
+        Raises:
+          DamagedCheckpointError: a file has changed; the error names it.
+          UnusableCheckpointError: a file cannot be read.
+        """
         self._marker.check_files(self.path)
         for name, shape in self._shapes.items():
             self.read([Slice.full(name, shape, self._dtypes[name])])

@@ -59,6 +59,9 @@ def score(
       `log_probs`, float32 [batch, length], the scored targets' log-probabilities, 0 elsewhere; and
       `mistakes`, float32 [batch], the number of scored targets that are not the most probable
       token.
+
+    Raises:
+      ValueError: the model has no method `logits`.
     """
     if not hasattr(model, "logits"):
         raise ValueError(

@@ -22,7 +22,11 @@ class VocabSlice:
     """
 
     def __init__(self, lowering: Lowering, logits: mtf.Tensor) -> None:
-        """Reads the slice. The vocabulary must be the last dimension, of at most 2**24 tokens."""
+        """Reads the slice. The vocabulary must be the last dimension, of at most 2**24 tokens.
+
+        Raises:
+          ValueError: there are more token ids than float32 can represent exactly.
+        """
         if logits.shape.dims[-1].size > _MOST_TOKENS:
             raise ValueError(
                 f"{logits.shape.dims[-1].size} tokens to choose from: the max is {_MOST_TOKENS}"

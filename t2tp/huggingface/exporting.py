@@ -28,7 +28,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMG])(I?)B)?", re.IGNORECASE)
 
 
 def bytes_of(size: str) -> int:
-    """Parses a size such as 500MB or 5GB, as `save_pretrained` of `transformers` accepts it."""
+    """Parses a size such as 500MB or 5GB, as `save_pretrained` of `transformers` accepts it.
+
+    Raises:
+      ConversionError: the text is not such a size.
+    """
     parts = _SIZE.fullmatch(size.strip())
     if parts is None or not float(parts[1]):
         raise ConversionError(
@@ -53,6 +57,9 @@ def export_tensors(
     since the last call. A tensor larger than `most_bytes` gets its own file. Each process of
     `cluster` writes whole files, because two processes that write into the same file on a file
     server might lose values.
+
+    Raises:
+      OSError: a file cannot be read or written.
     """
     files = _files(saved, variables, dtype, most_bytes)
     if cluster.is_main_process and len(files) > 1:

@@ -48,6 +48,10 @@ def import_tensors(
 
     The dtype "" keeps each tensor's dtype. `progress` is called with the number of values read
     since the last call. Each process of `cluster` writes its share of the slices.
+
+    Raises:
+      ConversionError: the dtype of a tensor is not supported.
+      OSError: a file cannot be read or written.
     """
     dtypes = {each.name: _dtype(source, each, dtype) for each in variables}
     metadata = {

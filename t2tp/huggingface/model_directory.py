@@ -110,7 +110,11 @@ class ModelDirectory:
             )
 
     def tensor(self, name: str) -> TensorInfo:
-        """Finds a tensor in the files, with or without the architecture's prefix in its name."""
+        """Finds a tensor in the files, with or without the architecture's prefix in its name.
+
+        Raises:
+          ConversionError: there is no such tensor.
+        """
         for each in self._names(name):
             if each in self.tensors:
                 return self.tensors[each]
@@ -154,7 +158,12 @@ class ModelDirectory:
 
 
 def read_json(path: Path, types: Types | None = None) -> dict[str, Any]:
-    """Reads a JSON object from a file; raises ConversionError if the file is missing."""
+    """Reads a JSON object from a file; raises ConversionError if the file is missing.
+
+    Raises:
+      ConversionError: the file is missing.
+      ValueError: the file is damaged.
+    """
     try:
         return untrusted_json.read_object(path, types)
     except FileNotFoundError:

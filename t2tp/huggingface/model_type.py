@@ -100,7 +100,11 @@ class ModelType:
         return self.entries(canonical(hparams))
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
-        """Returns a copy in which the shapes of variables determine hparams that are not set."""
+        """Returns a copy in which the shapes of variables determine hparams that are not set.
+
+        Raises:
+          ConversionError: a variable is missing.
+        """
         completed = hparams.copy()
         try:
             found = _joined(part.from_shapes(shapes) for part in self.parts)
@@ -134,7 +138,11 @@ class ModelType:
         return config
 
     def changed(self, config: Config, hparams: HParams) -> dict[str, Any]:
-        """Returns a config with the architecture of `hparams`; other entries stay as they are."""
+        """Returns a config with the architecture of `hparams`; other entries stay as they are.
+
+        Raises:
+          ConversionError: no model of this type has the hparams' architecture.
+        """
         before, after = self.config(self.hparams(config)), self.config(hparams)
         kept = {
             name: value for name, value in config.items() if name in after or name not in before

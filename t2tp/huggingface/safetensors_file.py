@@ -48,7 +48,11 @@ class TensorInfo:
     begin: int
 
     def opened(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
-        """Maps the tensor into memory, to read (`r`) or write (`r+`) its values later."""
+        """Maps the tensor into memory, to read (`r`) or write (`r+`) its values later.
+
+        Raises:
+          ConversionError: the dtype is none of `DTYPES`.
+        """
         if self.dtype not in DTYPES:
             raise ConversionError(
                 f"{self.path} holds values of dtype {self.dtype}: weights are"
@@ -66,7 +70,14 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Returns the tensors of a file; raises ConversionError if it is damaged or incomplete."""
+    """Returns the tensors of a file; raises ConversionError if it is damaged or incomplete.
+
+    Raises:
+      ConversionError: the file is damaged or incomplete.
+      ModuleNotFoundError: the library `safetensors` is not installed; the message says how to
+        install it.
+      OSError: the file cannot be read.
+    """
     with optional_import("reading weights needs the library safetensors: pip install -e '.[text]'"):
         from safetensors import SafetensorError, safe_open
     with untrusted_json.open_regular(path) as file:

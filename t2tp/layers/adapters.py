@@ -37,7 +37,11 @@ class Adapters:
 
     @classmethod
     def from_hparams(cls, hparams: HParams) -> Adapters | None:
-        """Reads the `lora_*` hyperparameters; None if `lora_rank` is missing or 0."""
+        """Reads the `lora_*` hyperparameters; None if `lora_rank` is missing or 0.
+
+        Raises:
+          ValueError: `lora_targets` is empty, or `lora_also_trained` is no regular expression.
+        """
         if "lora_rank" not in hparams:
             return None
         adapters = cls(

@@ -14,7 +14,11 @@ from t2tp.suggestions import check_known
 
 
 def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
-    """Returns the activation function of a network, or of its gate; see `FeedForward`."""
+    """Returns the activation function of a network, or of its gate; see `FeedForward`.
+
+    Raises:
+      ValueError: `mlp` is unknown.
+    """
     check_known(mlp, MLPS, "networks", f"mlp is {mlp!r}")
     name = (PLAIN_MLPS | GATED_MLPS)[mlp]
     return getattr(activations, name, None) or getattr(mtf, name)
@@ -53,6 +57,9 @@ class FeedForward:
           dropout: dropout rate of the hidden activations (tensor2tensor's relu_dropout).
           output_scale: factor of the initial values of `output`.
           experts: dimensions of `x` along which each index has its own variables.
+
+        Raises:
+          ValueError: the name is unknown.
         """
         activation_of(mlp)
         self._mlp = mlp
@@ -89,6 +96,9 @@ class FeedForward:
           x: [..., d_model].
           choices: int32 [..., k], the experts of each token.
           gates: float32 [..., k], the factors of the experts' outputs.
+
+        Raises:
+          ValueError: the network has dropout, or adapters on feed-forward layers.
         """
         adapters = of_mesh(x.mesh)
         if self._has_dropout or (adapters is not None and "feed_forward" in adapters.targets):

@@ -58,6 +58,9 @@ class Heads:
           score_multiplier: factor of the scores; 0: 1 / sqrt(d_kv).
           has_sinks: whether each head has an attention sink; see `attention`.
           output_scale: factor of the initial values of `output`.
+
+        Raises:
+          ValueError: num_kv_heads does not divide num_heads.
         """
         if num_kv_heads and num_heads % num_kv_heads:
             raise ValueError(

@@ -234,6 +234,9 @@ class MixtureOfExperts:
         """Applies the experts to [batch, ..., d_model] in decoding; no token is dropped.
 
         Expert choice is not supported, because it needs all tokens at once.
+
+        Raises:
+          ValueError: gating is expert_choice, which needs all tokens at once.
         """
         if self._routing.gating == "expert_choice":
             raise ValueError(

@@ -19,6 +19,9 @@ class Norm:
           norm_type: `rms` (arXiv:1910.07467) has a scale. `rms_unit_offset` multiplies by
             1 + scale, as Gemma does. `layer` (arXiv:1607.06450) has a scale and a bias.
           epsilon: added to the mean square, or to the variance.
+
+        Raises:
+          ValueError: the type is unknown.
         """
         check_known(norm_type, NORM_TYPES, "norms", f"norm_type is {norm_type!r}")
         self._norm_type = norm_type

@@ -17,6 +17,9 @@ def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -
     i of either half has the wavelength `2 pi * 10000 ** (i / (d_model / 2 - 1))`.
 
     The positions are integers [...]. The dimension d_model must be even, and may be split.
+
+    Raises:
+      ValueError: d_model is odd.
     """
     if d_model.size % 2:
         raise ValueError(f"sines and cosines come in pairs: the size of {d_model} must be even.")

@@ -84,6 +84,9 @@ class Stack:
 
         `recompute` selects the activations that the backward pass recomputes instead of storing
         them: `none`, all of a `layer`, or its `attention` or `feed_forward` blocks.
+
+        Raises:
+          ValueError: the choice is unknown.
         """
         check_known(recompute, RECOMPUTE, "choices", f"recompute is {recompute!r}")
         self._layers = list(layers)

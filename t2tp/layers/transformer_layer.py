@@ -49,6 +49,9 @@ class Residual:
         `output` (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118). Dropout and the
         multiplier apply to the block's output. For `sequence_parallel` see
         `t2tp.layers.sequence_parallel`.
+
+        Raises:
+          ValueError: the position is unknown.
         """
         sentence = f"norm_position is {norm_position!r}"
         check_known(norm_position, NORM_POSITIONS, "positions", sentence)

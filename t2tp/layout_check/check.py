@@ -78,6 +78,9 @@ def virtual_devices(count: int) -> Cluster:
     """Creates virtual CPU devices, even on a machine with GPUs.
 
     TensorFlow must not have started up with fewer devices.
+
+    Raises:
+      ValueError: TensorFlow has started up with fewer devices.
     """
     with contextlib.suppress(RuntimeError):  # TensorFlow has started up.
         tf.config.set_visible_devices([], "GPU")

@@ -42,7 +42,11 @@ class LayoutReport:
         return page(self.data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the HTML page atomically."""
+        """Writes the HTML page atomically.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
         write_text(path, self.html())
 
 

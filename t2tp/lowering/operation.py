@@ -365,6 +365,9 @@ def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.D
 
     TensorFlow has another kernel for one row, which may round differently. `rows` are the
     dimensions that form the rows.
+
+    Raises:
+      LayoutError: a processor has only one of several rows.
     """
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
     is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)

@@ -31,6 +31,9 @@ def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.T
 
     Returns:
       the slice, with size 1 in each dimension that `dims` lacks. A scalar is returned unchanged.
+
+    Raises:
+      ValueError: `wanted` lacks a dimension.
     """
     upstream.ops.verify_no_new_dims([wanted], dims)
     if dims == wanted or not dims.dims:

@@ -93,7 +93,11 @@ class CoordinationClient:
         return all(map(is_loopback, self.addresses))
 
     def process_allgather(self, name: str, value: str, seconds: float) -> list[str]:
-        """Implements `Cluster.process_allgather`."""
+        """Implements `Cluster.process_allgather`.
+
+        Raises:
+          MissingProcessError: a process has not called in time; the error names it.
+        """
         self._counts[name] += 1
         prefix = f"exchange/{name}/{self._counts[name]}"
         deadline = time.monotonic() + seconds

@@ -93,7 +93,11 @@ def loopback_listeners() -> Iterator[None]:
 
 
 def accept_only_loopback(descriptor: int) -> None:
-    """Makes the kernel drop packets from other hosts at a socket."""
+    """Makes the kernel drop packets from other hosts at a socket.
+
+    Raises:
+      OSError: the system does not support the filter.
+    """
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in _FROM_LOOPBACK)
     buffer = ctypes.create_string_buffer(code)
     program = struct.pack("@HP", len(_FROM_LOOPBACK), ctypes.addressof(buffer))
@@ -102,7 +106,11 @@ def accept_only_loopback(descriptor: int) -> None:
 
 
 def check_filtered(port: int) -> None:
-    """Checks that this process's listeners at a port have a filter."""
+    """Checks that this process's listeners at a port have a filter.
+
+    Raises:
+      OSError: nothing listens there, or a listener has no filter.
+    """
     filtered = [
         listener.getsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, 8 * len(_FROM_LOOPBACK))
         for listener in listeners([port])

@@ -63,7 +63,11 @@ class Channel:
         self._before = line
 
     def send(self, message: Any, deadline: float) -> None:
-        """Sends a message, a value that JSON can represent."""
+        """Sends a message, a value that JSON can represent.
+
+        Raises:
+          OSError: the connection is lost or timed out.
+        """
         nonce = secrets.token_hex(16).encode()
         body = json.dumps(message).encode()
         signature = self._signature(nonce, body)

@@ -85,6 +85,9 @@ def parse_tf_config(text: str) -> tuple[tuple[str, ...], int]:
     """Returns the `host:port` of each task in a TF_CONFIG, and the index of this process's task.
 
     The tasks' type is worker; the first may be a chief. Without a cluster there are no tasks.
+
+    Raises:
+      ValueError: the text is not a TF_CONFIG of this form.
     """
     try:
         config = json.loads(text)

@@ -318,7 +318,11 @@ def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket
 
 
 def free_port() -> int:
-    """Returns an unused port of this host, outside of the ephemeral range."""
+    """Returns an unused port of this host, outside of the ephemeral range.
+
+    Raises:
+      OSError: no unused port was found.
+    """
     for _ in range(100):
         port = random.randint(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):

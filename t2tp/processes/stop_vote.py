@@ -61,7 +61,11 @@ class StopVote:
         threading.Thread(target=self._listen, name="stop-vote", daemon=True).start()
 
     def stops_after(self, steps_done: int) -> bool:
-        """Returns whether all processes stop after this step; call it when the step is done."""
+        """Returns whether all processes stop after this step; call it when the step is done.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
         # The lock ensures that if this process votes later, it votes for the step that begins now
         # or for a later one.
         with self._lock:
@@ -72,7 +76,11 @@ class StopVote:
         return outcome.signal != 0 and steps_done >= outcome.step
 
     def result(self) -> int:
-        """Returns the signal that stops all processes, 0 if none; call it after the last step."""
+        """Returns the signal that stops all processes, 0 if none; call it after the last step.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
         self._vote()
         return self._outcome.result().signal
 

@@ -79,6 +79,9 @@ def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
     Returns:
       `curves` and `collectives`, as tables of a cluster file, and `disturbed`: for each point, the
       fraction of the cores that other programs used.
+
+    Raises:
+      CalibrationError: a process failed.
     """
     wanted = {"devices": piece.devices, "groups": piece.groups, "computes": piece.computes}
     connects: list[dict[str, Any]] = [{}]

@@ -36,6 +36,9 @@ class Heartbeat(Hook):
         """Writes the file atomically, unless it was written in the last `BEAT_SECONDS`.
 
         The state is `training`, `evaluating` or `ended`. If `at_once`, writes the file in any case.
+
+        Raises:
+          UsageError: the file cannot be written, for example because the disk is full.
         """
         now = self._clock()
         if not at_once and now - self._last < BEAT_SECONDS:

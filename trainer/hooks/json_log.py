@@ -38,7 +38,11 @@ class JsonLog:
         self._lock = threading.Lock()  # Checkpoints are written in another thread.
 
     def open(self) -> None:
-        """Opens the file, to fail early if it cannot be written."""
+        """Opens the file, to fail early if it cannot be written.
+
+        Raises:
+          UsageError: the file cannot be written.
+        """
         if self._path in ("", STDOUT) or self._file is not None:
             return
         with self._refused():
@@ -57,6 +61,9 @@ class JsonLog:
         event of `step`.
 
         `run` is the run's absolute path, and `step` the number of steps done.
+
+        Raises:
+          UsageError: the file cannot be written.
         """
         path = Path(self._path)
         with self._refused():
@@ -72,6 +79,9 @@ class JsonLog:
           event: name of the event; see docs/watching.md.
           step: number of steps done.
           facts: other fields of the event; plain JSON values.
+
+        Raises:
+          UsageError: the file cannot be written.
         """
         if not self._path:
             return

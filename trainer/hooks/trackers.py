@@ -47,6 +47,9 @@ def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Trac
     continues.
 
     The last component of `output_dir` names the tracker's run. `spec` is as in `check_tracker`.
+
+    Raises:
+      UsageError: the package fails, for example because the user is not logged in.
     """
     package, _, project = spec.partition(":")
     try:

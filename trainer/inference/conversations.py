@@ -14,7 +14,12 @@ SUFFIX = ".jsonl"
 
 
 def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> ChatTemplate:
-    """Reads a run's chat template: from its data, or else from the model it was converted from."""
+    """Reads a run's chat template: from its data, or else from the model it was converted from.
+
+    Raises:
+      FileNotFoundError: neither has a template.
+      ValueError: the template is damaged.
+    """
     of_data = problem.directory(data_dir)
     directory = of_data if has_template(of_data) else huggingface_files.directory_in(output_dir)
     return ChatTemplate.from_directory(directory)
@@ -23,7 +28,11 @@ def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> C
 def prompts(
     template: ChatTemplate, conversations: Iterable[Messages], codec: Codec, path: str = ""
 ) -> list[list[int]]:
-    """Returns the tokens of each conversation, followed by the beginning of a reply."""
+    """Returns the tokens of each conversation, followed by the beginning of a reply.
+
+    Raises:
+      ValueError: the template refuses a conversation; the message names its line.
+    """
     found = []
     for number, each in enumerate(conversations, start=1):
         with naming_line(path, number):
@@ -37,7 +46,11 @@ def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int
 
 
 def parse(lines: Iterable[str], path: str) -> list[Messages]:
-    """Reads each line's conversation: a JSON list of messages, or an object with such a list."""
+    """Reads each line's conversation: a JSON list of messages, or an object with such a list.
+
+    Raises:
+      ValueError: a line is not a conversation; the message names it.
+    """
     found = []
     for number, line in enumerate(lines, start=1):
         with naming_line(path, number):

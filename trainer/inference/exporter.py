@@ -49,6 +49,9 @@ class RunExporter:
             decode together.
           max_input_length: max tokens of inputs or prompt. Default: the model's `max_length`.
           activation_dtype: dtype of the activations. Default: as trained.
+
+        Raises:
+          UsageError: the model neither generates nor classifies, or the length is out of range.
         """
         problem = spec.problem
         self._problem = problem
@@ -87,6 +90,9 @@ class RunExporter:
         """Writes a SavedModel into `directory`, named after the Unix time, and returns its path.
 
         Servers load the latest export. Errors as for `Estimator.export_saved_model`.
+
+        Raises:
+          UsageError: see `Estimator.export_saved_model`, which raises other errors too.
         """
         path = _new(directory)
         if not self._writes:

@@ -18,7 +18,11 @@ _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 def check_can_be_written(path: str) -> None:
-    """Checks that a file at this path, or files whose names begin with it, can be written."""
+    """Checks that a file at this path, or files whose names begin with it, can be written.
+
+    Raises:
+      OSError: the directory cannot be written, or the path is a directory.
+    """
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
     if not is_written_into(path):
@@ -26,7 +30,11 @@ def check_can_be_written(path: str) -> None:
 
 
 def write_lines(path: str | Path, lines: Sequence[str]) -> None:
-    """Writes a file atomically, or "-" to stdout; creates the directory if needed."""
+    """Writes a file atomically, or "-" to stdout; creates the directory if needed.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
     if str(path) == STDOUT:
         print("\n".join(lines))
         return
@@ -64,6 +72,10 @@ def write_images(base: str | Path, images: np.ndarray) -> list[Path]:
     """Writes `BASE-000.png` and so on, and returns the paths.
 
     The images are uint8 [images, height, width, channels], with 1 or 3 channels.
+
+    Raises:
+      ModuleNotFoundError: Pillow is not installed; the message names the command to install it.
+      OSError: the files cannot be written.
     """
     with optional_import("images are written by Pillow: pip install -e '.[images]'"):
         from PIL import Image

@@ -55,6 +55,10 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     similarly. A warning reports the difference.
 
     Unless `can_sample`, sampling and beam search are impossible, and decoding is greedy.
+
+    Raises:
+      ValueError: the file is damaged, or a value is out of range.
+      OSError: the file cannot be read.
     """
     reads_inputs, output_dir = spec.problem.reads_inputs, spec.config.output_dir
     options: dict[str, Any] = {} if reads_inputs and can_sample else {"beam_size": 1}

@@ -48,6 +48,10 @@ class HarnessTasks:
           limit: number of documents of each task; None: all.
           apply_chat_template: whether to write prompts with the run's chat template.
           log_samples: whether to write the requests and answers of each document.
+
+        Raises:
+          ModuleNotFoundError: the harness is not installed; the message says how to install it.
+          UsageError: there is no such task.
         """
         with optional_import("tasks need lm-evaluation-harness: pip install -e '.[harness]'"):
             from lm_eval.tasks import TaskManager
@@ -72,6 +76,9 @@ class HarnessTasks:
 
         Returns:
           The harness's results, with `samples` if `log_samples` is set.
+
+        Raises:
+          ValueError, OSError: a task does not fit the model, or its data are missing.
         """
         from lm_eval.evaluator import simple_evaluate
 
@@ -110,7 +117,11 @@ class HarnessTasks:
 def harness_model(
     spec: RunSpec, decoder: RunDecoder, apply_chat_template: bool = False
 ) -> HarnessModel:
-    """Wraps a language model's run as a model of the harness."""
+    """Wraps a language model's run as a model of the harness.
+
+    Raises:
+      FileNotFoundError: there is no chat template.
+    """
     from t2tp.evaluation import HarnessModel
 
     kept = huggingface_files.directory_in(spec.config.output_dir)

@@ -158,7 +158,12 @@ class RunDecoder:
             yield fitting[index], [Decoded(*each) for each in zip(texts, scores, strict=True)]
 
     def split(self, split: str, count: int) -> list[DecodedExample]:
-        """Decodes the first `count` examples of a split (-1: all), in the order of evaluation."""
+        """Decodes the first `count` examples of a split (-1: all), in the order of evaluation.
+
+        Raises:
+          UsageError: the problem has no inputs to decode from.
+          ValueError: there is no such split.
+        """
         codec = self._codec
         if not self._problem.reads_inputs:
             raise UsageError(
@@ -180,7 +185,11 @@ class RunDecoder:
         ]
 
     def images(self, count: int) -> np.ndarray:
-        """Generates images, uint8 [count, height, width, channels]; see `GeneratedImages`."""
+        """Generates images, uint8 [count, height, width, channels]; see `GeneratedImages`.
+
+        Raises:
+          UsageError: the problem does not generate images.
+        """
         images = self._problem.generated_images
         if images is None:
             raise UsageError(f"{self._problem.name} does not generate images")
@@ -268,6 +277,9 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
 
     For a problem with inputs, the line is the inputs, to which EOS is appended, and `beginning` is
     the prefix of the targets. Otherwise the line is a prompt, and `beginning` must be empty.
+
+    Raises:
+      ValueError: the codec cannot encode the line, or a language model is given a prefix.
     """
     if problem.reads_inputs:
         inputs = [*codec.encode(text), codec.end_of_document]
@@ -278,7 +290,12 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
 
 
 def check_writes(model: str) -> None:
-    """Raises UsageError if a model is not autoregressive."""
+    """Raises UsageError if a model is not autoregressive.
+
+    Raises:
+      UsageError: the model is not autoregressive.
+      UnknownNameError: there is no such model.
+    """
     if not issubclass(registry.model(model), AutoregressiveModel):
         raise UsageError(f"the model {model} does not generate tokens: there is nothing to decode")
 

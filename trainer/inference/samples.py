@@ -26,7 +26,11 @@ class DecodedSamples:
     """
 
     def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:
-        """Checks, without decoding, that the model can generate samples."""
+        """Checks, without decoding, that the model can generate samples.
+
+        Raises:
+          UsageError: the model is not autoregressive, or the problem has nothing to decode.
+        """
         check_writes(spec.model)
         if spec.problem.generated_images is None:
             codec_for(spec.problem, spec.data_dir)

@@ -34,7 +34,13 @@ Signatures = Callable[[Step], Mapping[str, "tf.types.experimental.ConcreteFuncti
 
 
 def write_saved_model(program: Program, path: str | PathLike[str], signatures: Signatures) -> Path:
-    """Writes a single-device program, with restored variables, into the new directory `path`."""
+    """Writes a single-device program, with restored variables, into the new directory `path`.
+
+    Raises:
+      UsageError: the directory exists.
+      ValueError: the program has a mesh.
+      OSError: the directory cannot be written.
+    """
     path = Path(path)
     if path.exists():
         raise UsageError(f"{path} exists already: name a directory that does not")

@@ -41,7 +41,11 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def number_of_batches(stream: BatchStream, steps: int) -> int:
-    """Returns the number of batches of an evaluation, at most `steps`; 0 or -1: all."""
+    """Returns the number of batches of an evaluation, at most `steps`; 0 or -1: all.
+
+    Raises:
+      ValueError: all batches are requested, and the stream has no length.
+    """
     try:
         length = len(stream)  # type: ignore[arg-type]
     except TypeError as error:

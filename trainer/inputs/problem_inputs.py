@@ -50,6 +50,9 @@ def evaluation_inputs(
 
     Batches also have the feature `example_index`; see `t2tp.models.model`. Any split is allowed,
     even the training split. Arguments and errors as for `training_inputs`.
+
+    Raises:
+      FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
     """
     size, length = sequences_per_batch(hparams), hparams.max_length
     problem.check_split(split)

@@ -40,6 +40,9 @@ def hosts_of(
 
     Without `--hosts`, the hosts are the tasks of TF_CONFIG. Without `--host_id`, the index comes
     from TF_CONFIG, Kubernetes or Slurm.
+
+    Raises:
+      ValueError: flags and environment contradict each other, or the index is not known.
     """
     tasks: tuple[str, ...] = ()
     index: int | None = None

@@ -34,6 +34,9 @@ def start(
 
     Adds the process to `processes`, for `forwarded_signals`. The process may use `cores`; by
     default, all cores of this process. The options are arguments of `subprocess.Popen`.
+
+    Raises:
+      OSError: the command cannot be started.
     """
     parent = os.getpid()
     # Signals are blocked for two reasons. A signal between the child's start and `append` would not

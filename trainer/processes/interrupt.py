@@ -80,11 +80,19 @@ class InterruptHandler:
         self._handlers.close()
 
     def stops_after(self, steps_done: int) -> bool:
-        """Whether to stop after step `steps_done`, which has just finished."""
+        """Whether to stop after step `steps_done`, which has just finished.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
         return bool(self._received) if self._vote is None else self._vote.stops_after(steps_done)
 
     def result(self) -> int:
-        """Returns the signal that stopped the training; 0: none. Called after the last step."""
+        """Returns the signal that stopped the training; 0: none. Called after the last step.
+
+        Raises:
+          MissingProcessError: other processes were lost.
+        """
         return self._received if self._vote is None else self._vote.result()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

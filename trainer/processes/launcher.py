@@ -35,6 +35,9 @@ def run_rounds(
     Returns:
       The exit code of the process that `LocalProcesses.wait` chooses in the last round; 0 if none
       failed.
+
+    Raises:
+      OSError: the command cannot be started.
     """
     local = local or LocalProcesses()
     with children.forwarded_signals(local.processes) as received:

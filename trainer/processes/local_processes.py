@@ -97,6 +97,9 @@ def environments_of(
       hosts: `host:port` of each host. The host's processes listen at this port and the following
         ports. Default: this host alone, with a new secret and ports that no other host can reach.
       host_id: index of this host.
+
+    Raises:
+      ValueError: there are too few GPUs.
     """
     check_gpus(num_processes, devices_per_process, gpus)
     if hosts:
@@ -169,6 +172,9 @@ class LocalProcesses:
         """Starts a process in each environment; earlier processes must have ended.
 
         `first` is the index of this host's first process in the run.
+
+        Raises:
+          OSError: the command cannot be started.
         """
         reported: set[str] = set()
         self.processes.clear()

@@ -55,6 +55,9 @@ class EvaluationRecord:
         Args:
           up_to: the last step to return. A run that resumed from an earlier checkpoint passes its
             own step, because the later evaluations are of steps that it has yet to train again.
+
+        Raises:
+          UsageError: the file exists and cannot be read.
         """
         metrics = {}
         for number, line in enumerate(self._read().splitlines(), start=1):

@@ -79,7 +79,12 @@ def check_known(output_dir: str, saved: SavedRun | None) -> None:
 
 
 def read_run(output_dir: str) -> SavedRun:
-    """Reads `run.yaml` of an existing run; raises RunFileError if there is no run."""
+    """Reads `run.yaml` of an existing run; raises RunFileError if there is no run.
+
+    Raises:
+      RunFileError: the directory holds no run, or the file is missing or damaged.
+      OSError: the file cannot be read.
+    """
     saved = read(output_dir)
     check_known(output_dir, saved)
     if saved is None:

@@ -31,7 +31,11 @@ class SavingError(UsageError):
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """Returns which checkpoints the config's settings keep."""
+    """Returns which checkpoints the config's settings keep.
+
+    Raises:
+      ValueError: a setting is invalid.
+    """
     best = BestMetric.parse(config.keep_best_metric) if config.keep_best_metric else None
     return Retention(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours, best)
 

@@ -109,6 +109,9 @@ def inherit_files(
 
     Does nothing if the new run already has such files, or if the vocabularies differ or are
     unknown. `matched` is the result of `rows_between`.
+
+    Raises:
+      OSError: a file cannot be read or written.
     """
     before = run_files.run_of(source.path)
     own = huggingface_files.directory_in(output_dir)

@@ -140,7 +140,11 @@ class Ledger:
         return claim
 
     def heartbeat(self, claim: Claim) -> None:
-        """Shows other processes that the trial is alive; does nothing after a recent heartbeat."""
+        """Shows other processes that the trial is alive; does nothing after a recent heartbeat.
+
+        Raises:
+          LostClaimError: another process has ended the trial.
+        """
         last = self._last_heartbeats[claim.trial.number]
         if self._clock() - last >= self._lost_after_seconds / 4:
             with _unless_ended(claim):
@@ -152,23 +156,39 @@ class Ledger:
         self._study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
 
     def report(self, claim: Claim, step: int, value: float) -> bool:
-        """Records an evaluation; returns whether the pruner stops the trial."""
+        """Records an evaluation; returns whether the pruner stops the trial.
+
+        Raises:
+          LostClaimError: another process has ended the trial.
+        """
         with _unless_ended(claim):
             claim.trial.report(value, step)
             return claim.trial.should_prune()
 
     def complete(self, claim: Claim, values: Sequence[float]) -> None:
-        """Records the result of a trial."""
+        """Records the result of a trial.
+
+        Raises:
+          LostClaimError: another process has ended the trial.
+        """
         with _unless_ended(claim):
             self._study.tell(claim.trial, values)
 
     def prune(self, claim: Claim) -> None:
-        """Records that a trial was pruned."""
+        """Records that a trial was pruned.
+
+        Raises:
+          LostClaimError: another process has ended the trial.
+        """
         with _unless_ended(claim):
             self._study.tell(claim.trial, state=TrialState.PRUNED)
 
     def fail(self, claim: Claim, error: str) -> None:
-        """Records that a trial failed because of `error`."""
+        """Records that a trial failed because of `error`.
+
+        Raises:
+          LostClaimError: another process has ended the trial.
+        """
         with _unless_ended(claim):
             claim.trial.set_user_attr(ERROR, error)
             self._study.tell(claim.trial, state=TrialState.FAIL)

@@ -39,7 +39,11 @@ class TrialRun:
         self._reported = -1
 
     def start(self, command: Sequence[str], processes: list[subprocess.Popen]) -> None:
-        """Starts the process and appends it to `processes`."""
+        """Starts the process and appends it to `processes`.
+
+        Raises:
+          OSError: the command cannot be started, or the log cannot be written.
+        """
         cores, environment = self.devices.cores, self.devices.environment()
         if self.log is None:
             self.process = children.start(command, processes, cores, env=environment)

@@ -67,6 +67,9 @@ class StagedStep:
         `build` returns the program of hparams; its second argument is a function that changes each
         feature. `software` is as in `LoweredStep.from_program`, and `lowered_before` as in
         `Request`.
+
+        Raises:
+          LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
         """
         self.layout = layout = Layout.from_hparams(hparams)
         pipeline = layout.pipeline

@@ -60,6 +60,9 @@ class Table:
 
         The full table has these additional groups. If the full table is short or from a file, both
         tables are the full table and the number is 0.
+
+        Raises:
+          ScheduleError: there is no such table.
         """
         left_out = (self.microbatches - 1) // self.stages - _GROUPS
         if left_out <= 0 or self.name.endswith(".csv"):
