@@ -6,7 +6,6 @@ from collections.abc import Container, Iterable, Mapping
 
 from t2tp import upstream
 from t2tp.atomic_file import write_text
-from t2tp.layout_report.attribution import GRADIENTS, Attribution
 from t2tp.layout_report.html import page
 from t2tp.layout_report.pipeline import pipeline_of
 from t2tp.layout_report.report import (
@@ -20,9 +19,11 @@ from t2tp.layout_report.report import (
 from t2tp.layout_report.text import text
 from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.lowering.operation import hooks
+from t2tp.mesh.layer_names import GRADIENTS
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.program.program import Program
+from t2tp.step.attribution import Attribution
 
 # A slot's name consists of its variable's name, one of these suffixes, and the kind of slot.
 _SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from t2tp.layout_report import wording
-from t2tp.layout_report.layer_groups import LayerGroup, group_layers, without_layer_indices
 from t2tp.layout_report.report import (
     Activation,
     CollectiveLine,
-    CollectiveUse,
     ReportData,
     SlicedTensor,
     VariableLine,
 )
+from t2tp.mesh.layer_names import LayerGroup, group_layers, without_layer_indices
+from t2tp.step.attribution import CollectiveUse
 
 # Number of activation groups to show.
 LARGEST = 20

@@ -15,6 +15,7 @@ from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
 from t2tp.mesh.storage import name_in_use
+from t2tp.step.attribution import CollectiveUse
 
 
 class Phase(enum.Enum):
@@ -77,29 +78,6 @@ class SlicedTensor:
             for dim, axis in dims
         )
         return f"[{', '.join(formatted)}]"
-
-
-@dataclass(frozen=True)
-class CollectiveUse:
-    """A tensor that a collective serves.
-
-    Attributes:
-      tensor: the tensor's name; if unknown, the operation whose lowering emitted the collective.
-      bytes: input bytes per processor.
-      over: names of the summed or exchanged dimensions, as far as known.
-      is_sum: whether the collective reduces a deferred sum.
-      used: the variables from which the sum is computed, or the gathered variable.
-      gradient_of: the variable whose gradient the tensor is.
-      together: number of tensors that the collective serves.
-    """
-
-    tensor: str
-    bytes: int
-    over: tuple[str, ...]
-    is_sum: bool = False
-    used: tuple[str, ...] = ()
-    gradient_of: str | None = None
-    together: int = 1
 
 
 @dataclass(frozen=True)

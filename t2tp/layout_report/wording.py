@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from t2tp.layout_report.layer_groups import LayerGroup, common_name
 from t2tp.layout_report.report import (
     Activation,
     CollectiveLine,
-    CollectiveUse,
     ReportData,
     SlicedTensor,
     VariableLine,
 )
+from t2tp.mesh.layer_names import LayerGroup, common_name
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.storage import axes_at_rest
+from t2tp.step.attribution import CollectiveUse
 
 # Number of names that a list of examples shows.
 _FEW = 4

@@ -16,7 +16,6 @@ At stages 1 and 2 all weights are gathered once, at the start of the step. Gathe
 (at stages 1 and 2: all gathers) are lowered together, so that small weights share a collective.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -27,11 +26,8 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.reshape import relayout_all
 from t2tp.lowering.scatters import DeferredScatter
+from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.storage import Storage
-
-# The layer of a variable is its name up to the first scope that ends in a number: "decoder/layer_3"
-# of "decoder/layer_3/ffn/w". If no scope ends in a number, the layer is the outermost scope.
-_LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)|^[^/]*")
 
 
 def lowering_order(
@@ -68,7 +64,8 @@ def _prefetch_gathers(
         variable = hooks(op).gathered_variable
         if variable is None:
             continue
-        layer = _LAYER.match(variable)[0]  # type: ignore[index]
+        # Variables outside of layers are gathered with the others of their outermost scope.
+        layer = layer_of(variable) or variable.partition("/")[0]
         # A second gather of a variable begins a new pass over the layers: the backward pass, or a
         # recomputation.
         if not layer_starts or layer != current_layer or variable in layer_variables:

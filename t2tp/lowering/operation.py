@@ -98,7 +98,7 @@ class Hooks:
       suits_any_slice: whether `exact_sums` allows slices that do not fill SIMD vectors. True is
         correct if each output element is a copy, a product or a sum of two elements, or if `lower`
         pads the slices.
-      cost_kind: the operation's kind of work for `t2tp_plan`, one of `t2tp.planner.work.KINDS`.
+      cost_kind: the operation's kind of work for `t2tp_plan`, one of `t2tp.step.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
 

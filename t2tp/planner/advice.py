@@ -14,7 +14,7 @@ from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import with_values
 from t2tp.planner.plan import BUBBLE, COMMUNICATION, MATMULS, MEMORY, OPTIMIZER, Plan
 from t2tp.planner.request import Request
-from t2tp.planner.work import ATTENTION
+from t2tp.step.work import ATTENTION
 
 Values = dict[str, Any]
 # Further bottlenecks: too little memory, and communication over the axes that split the batch.

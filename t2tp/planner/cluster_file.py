@@ -16,15 +16,14 @@ from typing import Any, TypeVar
 from t2tp.choices import PRECISIONS
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import declared_type
-from t2tp.planner.curves import CollectiveCurve, Curve, Point, key, share_at
-from t2tp.planner.work import ELEMENTWISE, PRODUCT
+from t2tp.planner.curves import CollectiveCurve, Curve, Point, share_at
+from t2tp.step.kernels import WITHOUT_KERNEL, Kernels, key
+from t2tp.step.work import ELEMENTWISE, PRODUCT
 from t2tp.suggestions import check_known, nearest
 from t2tp.toml import tomllib
 
 T = TypeVar("T")
 
-# Values of `attention` without a dedicated kernel: separate matmuls, or t2tp's own operation.
-WITHOUT_KERNEL = ("unfused", "engine")
 # Values of `Link.cards`.
 CARDS = ("rank", "host")
 # A number of bytes, bytes/s or FLOP/s below this is in the wrong unit.
@@ -127,8 +126,8 @@ class AttentionKernel:
 
 
 @dataclass(frozen=True)
-class SoftwareStack:
-    """The share of a device's speed that a software stack reaches, and the tensors that it saves.
+class SoftwareStack(Kernels):
+    """The share of a device's speed that a software stack reaches, and its kernels.
 
     Attributes:
       like: an earlier stack of the file, from which missing keys are taken.
@@ -136,27 +135,10 @@ class SoftwareStack:
       product_inner: length of the summed dimension at which a matmul reaches half of `product`.
       batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      attention: name of a kernel in `ClusterFile.kernels`, which saves no scores; `unfused`:
-        separate matmuls, which save the scores if the program saves them; or `engine`: t2tp's own
-        operation, which saves the tensors that the program saves.
-      fuses: whether a chain of element-wise operations is one kernel, which saves no intermediate
-        results. The backward pass recomputes them.
-      keeps_masks: whether dropout saves its mask, a byte per element, and unfused attention saves
-        its weights before and after dropout. Otherwise the backward pass draws the masks again.
-      float32_logits: number of float32 copies of the logits that exist when the loss's gradient is
-        computed. The forward pass saves the first copy. A fused loss has 0 copies, Megatron's loss
-        1, and PyTorch's `cross_entropy` 3: log-probabilities, their gradients, and the gradients of
-        the logits.
-      keeps_buffers: whether gradients, and weights in the activations' dtype, have permanent
-        buffers.
       dummy_gradients: whether a dummy buffer stays allocated, as large as one layer's weights in
         the activations' dtype. Transformer Engine has it if matmuls accumulate gradients.
       weights_where_used: whether a pipeline stage has only the weights that it uses. In t2tp, this
         is false: all stages have the embeddings.
-      gathers_again: whether sequence parallelism saves the inputs of matmuls as slices, and gathers
-        them again for the gradients of the weights.
-      repeats_all: whether recomputation repeats whole layers, including operations that no gradient
-        needs.
       unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
         use or prefetched. If this number is above 0, the unreduced gradients of one layer are in
         memory, too.
@@ -164,14 +146,9 @@ class SoftwareStack:
         a share of the bytes that each step allocates.
       cached_layers: number of layers whose weights, in 16 bits, must fit into the free memory in
         ZeRO 3. If they do not fit, the allocator retries.
-      reduces_in_16_bits: whether ZeRO 2 and 3 reduce gradients in the activations' dtype. t2tp
-        reduces them in float32.
-      cards: replaces `Link.cards`; "": as the links specify.
       link: share of a link's bandwidth that collectives reach.
       start: seconds of a collective before its first message.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
-      waits_for_gathers: whether computation waits for gathers of weights, so that `overlap` applies
-        only to gradients.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.
       overlap_forward: share of the forward pass's collectives of activations that overlaps with
@@ -190,39 +167,26 @@ class SoftwareStack:
     like: str = ""
     product: float = _share(0.75)
     product_inner: float = key(0.0, min=0.0)
-    batched: float = _share(0.5)
-    memory: float = _share(0.85)
     attention: str = "unfused"
     fuses: bool = True
-    keeps_masks: bool = False
-    float32_logits: int = key(0, min=0, max=4)
-    keeps_buffers: bool = False
+    batched: float = _share(0.5)
+    memory: float = _share(0.85)
     dummy_gradients: bool = False
     weights_where_used: bool = False
-    gathers_again: bool = False
     unsharded_layers: int = key(0, min=0)
     fragmentation: float = _fraction(0.0)
     cached_layers: float = key(0.0, min=0.0)
-    reduces_in_16_bits: bool = False
-    cards: str = key("", choices=("", *CARDS))
     link: float = _share(0.8)
     start: float = _fraction(0.0)
     overlap: float = _fraction(0.0)
-    waits_for_gathers: bool = False
     overlap_activations: float = _fraction(0.0)
     overlap_forward: float = _fraction(0.0)
-    repeats_all: bool = False
     curves: tuple[Curve, ...] = ()
     collectives: tuple[CollectiveCurve, ...] = ()
     spread: float = _fraction(0.1)
     spread_links: float = _fraction(0.2)
     residual: float = _fraction(0.05)
     source: str = ""
-
-    @property
-    def has_kernel(self) -> bool:
-        """Whether a dedicated kernel computes attention, and saves no scores."""
-        return self.attention not in WITHOUT_KERNEL
 
 
 @dataclass(frozen=True)

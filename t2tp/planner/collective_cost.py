@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from t2tp import upstream
 from t2tp.planner.cluster_file import ClusterFile, Link
 from t2tp.planner.curves import CollectiveCurve, collective_curve_for, seconds_at
-from t2tp.planner.work import Traffic
+from t2tp.step.work import Traffic
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ class CollectiveCost:
     def _level_bandwidth(self, group: Group, level: int) -> float:
         link = self._cluster.links[level]
         below = 1 if level == 0 else group.members[level - 1]
-        cards = self._cluster.software.cards or link.cards
-        return self._share(link) * (below if cards == "host" else 1)
+        return self._share(link) * (below if link.cards == "host" else 1)
 
     def _share(self, link: Link) -> float:
         """Returns one device's bytes/s of a link that all devices use at once."""

@@ -7,7 +7,7 @@ import math
 
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.curves import curve_for, seconds_at
-from t2tp.planner.work import (
+from t2tp.step.work import (
     ATTENTION,
     ATTENTION_GRAD,
     COMPUTE_BOUND,

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from t2tp.hparam_limits import Limits
-from t2tp.planner.work import COMPUTE_BOUND, MEMORY_BOUND
+from t2tp.step.kernels import key
+from t2tp.step.work import COMPUTE_BOUND, MEMORY_BOUND
 
 # Kinds of collectives that are measured. A broadcast costs the same as a permute.
 COLLECTIVE_KINDS = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
@@ -19,11 +19,6 @@ MOST_SPREAD = 1.0
 
 # Size (FLOPs if they bound the operation, otherwise bytes), seconds, and relative spread.
 Point: TypeAlias = "tuple[float, float, float]"
-
-
-def key(default: Any = MISSING, **limits: Any) -> Any:
-    """Declares a key of a cluster file with the limits of its values."""
-    return field(default=default, metadata={"limits": Limits(**limits)})
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.depth import depths
-from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
+from t2tp.step.lowered import LoweredStep
+from t2tp.step.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
 
 _WEIGHT = _GRADIENT = 4  # Bytes.
 # The two classes of work: bound by the memory's bandwidth (False), bound by FLOPs (True).
@@ -177,8 +177,7 @@ class Estimate:
         software = self._cluster.software
         sums = scatters * sent("reducescatter" if stage else "allreduce", weights * _GRADIENT)
         gathered = gathers * sent("allgather", part * self._activation)
-        may_overlap = sums if software.waits_for_gathers else sums + gathered
-        return sums + gathered - min(software.overlap * may_overlap, busy)
+        return sums + gathered - min(software.overlap * (sums + gathered), busy)
 
     def _sent(self, c: Candidate, kind: str, num_bytes: float, *axes: str) -> float:
         """Returns the seconds of a collective over axes of the mesh, by default `model`."""

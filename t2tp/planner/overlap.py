@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.work import BACKWARD, FORWARD, PRODUCT, SEND, Traffic, Work
+from t2tp.step.work import BACKWARD, FORWARD, PRODUCT, SEND, Traffic, Work
 
 # The fraction of each pass's matmuls with which collectives of activations can overlap: in the
 # backward pass the matmuls that compute gradients of weights, in the forward pass all matmuls.
@@ -56,8 +56,7 @@ def _share(traffic: Traffic, stack: SoftwareStack) -> float:
     if traffic.part == SEND:  # Waiting for messages is part of the schedule's time.
         return 0.0
     if traffic.of_state:
-        waits = stack.waits_for_gathers and traffic.kind == "allgather"
-        return 0.0 if waits else stack.overlap
+        return stack.overlap
     if traffic.phase == FORWARD or traffic.is_recomputed:
         return stack.overlap_forward
     if stack.gathers_again and traffic.kind == "allgather":

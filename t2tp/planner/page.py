@@ -9,7 +9,7 @@ from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
 from t2tp.planner.plan import PipelinePlan, Plan
 from t2tp.planner.search import Proposal, pareto
 from t2tp.planner.text import FITS, duration, pipeline_text, size
-from t2tp.planner.work import COMPUTE_BOUND, PHASES, PURPOSES
+from t2tp.step.work import COMPUTE_BOUND, PHASES, PURPOSES
 
 _COLORS = (
     *("#2f6fde", "#7b61d1", "#33a29b", "#e39a2d", "#e06c5c"),

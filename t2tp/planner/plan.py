@@ -11,10 +11,10 @@ from typing import Any
 from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
-from t2tp.planner.liveness import WITH_ACTIVATIONS
-from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.overlap import hidden_seconds
-from t2tp.planner.work import (
+from t2tp.step.lifetimes import WITH_ACTIVATIONS
+from t2tp.step.lowered import LoweredStep
+from t2tp.step.work import (
     ATTENTION,
     BACKWARD,
     COMPUTE_BOUND,

@@ -12,11 +12,11 @@ from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import lower_by_layers, with_values
-from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.plan import Plan
 from t2tp.planner.stages.staged_step import StagedStep, staged_plan
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh, StepFn
+from t2tp.step.lowered import LoweredStep
 
 # Length of the learning-rate schedule, which does not change a step's cost.
 _TRAIN_STEPS = 100_000

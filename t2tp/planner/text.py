@@ -7,7 +7,7 @@ from t2tp.hparam import HParams
 from t2tp.planner.advice import changes
 from t2tp.planner.plan import PipelinePlan, Plan
 from t2tp.planner.search import Proposal, days_of, pareto, price_of
-from t2tp.planner.work import PURPOSES
+from t2tp.step.work import PURPOSES
 
 FITS = {"yes": "fits", "no": "does not fit", "borderline": "fits only without headroom"}
 

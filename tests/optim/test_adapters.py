@@ -13,8 +13,8 @@ import t2tp
 from t2tp.choices import ADAPTED
 from t2tp.layers.adapters import DOWN, UP
 from t2tp.layout_report import explain
-from t2tp.planner.lowered import LoweredStep
 from t2tp.program.abstract_program import AbstractProgram
+from t2tp.step.lowered import LoweredStep
 from tests.layout_check import double_program
 from tests.models.small_transformers import FAMILIES
 from tests.optim import sharded_programs

@@ -2,13 +2,12 @@
 
     python -m tests.planner.published_steps
 
-Prints each step's error, the medians, and how many pairs of steps with ZeRO or with stages are in
-the right order. The rows of llm-foundry are from scripts/train/benchmarking/README.md of its
-repository, tables of October 2023 (fewer than 128 devices). The rows of Megatron-LM on B200 are
-from docs/b200/b200_release_v1.2_summary.md of SimuMax's repository, dense models of length 4096.
+Prints each step's error and the medians. The rows of llm-foundry are from
+scripts/train/benchmarking/README.md of its repository, tables of October 2023 (fewer than 128
+devices). The rows of Megatron-LM on B200 are from docs/b200/b200_release_v1.2_summary.md of
+SimuMax's repository, dense models of length 4096.
 """
 
-import itertools
 import statistics
 
 from t2tp import registry
@@ -23,26 +22,6 @@ MEGATRON = {
     "175B": (12288, 96, 96, 8, 64, 1, 3, 18.13, 13.75),
     "530B": (20480, 128, 105, 35, 280, 1, 3, 49.05, 37.83),
     "1T": (25600, 160, 128, 64, 512, 1, 1, 94.42, 71.49),
-}
-# arXiv:2104.04473, table 2: width, heads, layers, stages, chunks; then ZeRO stage, devices, rows of
-# a microbatch, rows, and 10^12 FLOP/s of each device. Tensor parallelism is over 8 devices.
-ZERO_OR_STAGES = {
-    (12288, 96, 96, 12, 2): (
-        (3, 384, 4, 1536, 144),
-        (3, 768, 2, 1536, 88),
-        (3, 1536, 1, 1536, 44),
-        (0, 384, 1, 1536, 153),
-        (0, 768, 1, 1536, 149),
-        (0, 1536, 1, 1536, 141),
-    ),
-    (20480, 128, 105, 35, 3): (
-        (3, 640, 4, 2560, 138),
-        (3, 1120, 2, 2240, 98),
-        (3, 2240, 1, 2240, 48),
-        (0, 560, 1, 2240, 171),
-        (0, 1120, 1, 2240, 167),
-        (0, 2240, 1, 2240, 159),
-    ),
 }
 # A method, applied to one layer of the 22B model with tensor parallelism of 8 -> hparams
 # `recompute` and `sequence_parallel`; whether the attention weights are stored; bytes saved per
@@ -198,32 +177,6 @@ def megatron_plan(name: str, *, is_selective: bool) -> tuple[Plan, float]:
     return plan, selective if is_selective else full
 
 
-def zero_or_stages_plan(model: tuple, row: tuple) -> tuple[Plan, float]:
-    """Returns the plan of a row of `ZERO_OR_STAGES`, and a device's published 10^12 FLOP/s."""
-    width, heads, layers, stages, chunks = model
-    zero, devices, part, rows, teraflops = row
-    data = devices if zero else devices // stages // 8
-    values: dict = {"mesh_shape": f"data:{data}", "layout": "batch:data", "zero_stage": 3}
-    if not zero:
-        values = {
-            "mesh_shape": f"stage:{stages};data:{data};model:8",
-            "layout": "heads:model;d_ff:model;vocab:model;layers:stage;batch:data",
-            "zero_stage": 0,
-            "pipeline_schedule": "interleaved",
-            "pipeline_chunks": chunks,
-        }
-    step = _megatron(
-        (width, heads, layers),
-        "layer",
-        False,
-        True,
-        batch_size=rows,
-        microbatches=rows // data // part,
-        **values,
-    )
-    return step.plan(ClusterFile.load("a100", "deepspeed_2021" if zero else "megatron")), teraflops
-
-
 def foundry_plan(row: tuple) -> tuple[Plan, float]:
     """Returns the plan of one of llm-foundry's steps, and its published seconds."""
     name, length, devices, part, microbatches, recompute, rate = row
@@ -255,19 +208,6 @@ def main() -> None:
             (f"{row[0]}, {row[1]} x {row[2]} x {row[3]}", llama_plan(*row)) for row in LLAMA
         ),
     }
-    rates = {}
-    for model, rows in ZERO_OR_STAGES.items():
-        for row in rows:
-            plan, teraflops = zero_or_stages_plan(model, row)
-            # The paper counts the repeated forward pass as FLOPs.
-            planned = 4 / 3 * 1e-12 * plan.model_flops / (plan.seconds * plan.devices)
-            rates[model, row] = teraflops, planned
-            print(
-                f"ZeRO {row[0]}, {plan.mesh_shape:26} {teraflops} TFLOP/s, planned {planned:4.0f}"
-            )
-    pairs = list(itertools.combinations(rates.values(), 2))
-    right = sum((one[0] > other[0]) == (one[1] > other[1]) for one, other in pairs)
-    print(f"arXiv:2104.04473, table 2: {right} of {len(pairs)} pairs in the right order")
     for title, steps in groups.items():
         errors, inside = [], 0
         memory = []

@@ -8,8 +8,8 @@ import t2tp
 from t2tp import registry
 from t2tp.planner import ClusterFile
 from t2tp.planner.cluster_file import shipped
-from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import BACKWARD, FORWARD, UPDATE
+from t2tp.step.lowered import LoweredStep
+from t2tp.step.work import BACKWARD, FORWARD, UPDATE
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 from tests.planner.engine_cluster import engine_stack
@@ -87,13 +87,6 @@ def test_recomputed_layers_gather_as_many_weights_as_the_forward_pass():
         if traffic.kind == "allgather" and traffic.of_state:
             gathered[traffic.phase] += number * traffic.times * traffic.num_bytes
     assert gathered[BACKWARD] > 0.5 * gathered[FORWARD] > 0.25 * gathered[BACKWARD]
-
-
-def test_a_stack_may_wait_for_its_gathers():
-    cluster = ClusterFile.load("a100", "deepspeed_2021")
-    costs = wanted(**CASES["zero 3"]).plan(cluster).costs
-    hidden = {kind: [c.hidden for c in costs if kind in c.kind] for kind in ("gather ", "scatter")}
-    assert not any(hidden["gather "]) and all(hidden["scatter"])
 
 
 def test_a_stack_may_gather_again_what_a_layer_splits():

@@ -12,7 +12,7 @@ from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
 from t2tp.planner.page import page
 from t2tp.planner.search import Search, pareto
 from t2tp.planner.text import duration, size
-from t2tp.planner.work import PURPOSES
+from t2tp.step.work import PURPOSES
 from t2tp.trainer.planning import request
 from tests.layout_report.reader import Reader
 from tests.layout_report.test_browser import CHROMIUM, chromium

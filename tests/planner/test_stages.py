@@ -10,10 +10,10 @@ from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import make_schedule
 from t2tp.planner import ClusterFile
 from t2tp.planner.page import page
-from t2tp.planner.sequence import FIRST, LAST
 from t2tp.planner.stages.steps import MIDDLE
 from t2tp.planner.stages.timing import Table
 from t2tp.planner.text import plan_text, size
+from t2tp.step.order import FIRST, LAST
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 from tests.models.small_transformers import FAMILIES

@@ -14,8 +14,8 @@ from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.layer_norm import layer_norm
-from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT
 from t2tp.program.program import Mesh
+from t2tp.step.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT
 
 _D_KV = 64
 _CHANNELS, _WIDE_CHANNELS = 64, 256

@@ -17,15 +17,15 @@ from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.depth import depths, period
-from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
-from t2tp.planner.sequence import FIRST, LAST
 from t2tp.planner.stages.steps import MIDDLE, StageLowering
 from t2tp.planner.stages.timing import Table, Timing
-from t2tp.planner.work import BACKWARD, FORWARD, SEND, UPDATE, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
+from t2tp.step.lowered import LoweredStep
+from t2tp.step.order import FIRST, LAST
+from t2tp.step.work import BACKWARD, FORWARD, SEND, UPDATE, Memory, Traffic, Work
 
 BuildProgram = Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram]
 

@@ -25,12 +25,12 @@ from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.depth import depths, lower_by_layers, with_values
-from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.sequence import FIRST, LAST, Placed, program_order
-from t2tp.planner.slices import slice_bytes
-from t2tp.planner.work import UPDATE, Memory, Traffic
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
+from t2tp.step.lowered import LoweredStep
+from t2tp.step.order import FIRST, LAST, Placed, program_order
+from t2tp.step.slices import slice_bytes
+from t2tp.step.work import UPDATE, Memory, Traffic
 
 MIDDLE = "middle"
 # Kind of stage -> the parts of the model that it has besides layers: the model's beginning or end.

@@ -14,9 +14,9 @@ from t2tp.planner import ClusterFile, ClusterFileError
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.curves import seconds_at
-from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import COMPUTE_BOUND, FORWARD, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
+from t2tp.step.lowered import LoweredStep
+from t2tp.step.work import COMPUTE_BOUND, FORWARD, Traffic, Work
 from t2tp.trainer.calibration import machine, worker
 from t2tp.trainer.calibration.samples import SAMPLES
 from t2tp.trainer.calibration.toml_text import toml_text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from t2tp.layout_report.layer_groups import common_name, group_layers
+from t2tp.mesh.layer_names import common_name, group_layers
 
 NAMES = {
     "layer_{00..02}/q": ["layer_00/q", "layer_01/q", "layer_02/q"],

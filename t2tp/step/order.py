@@ -1,27 +1,24 @@
 """Lists the operations of a step in program order, each with its phase."""
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from t2tp import upstream
-from t2tp.layout_report.attribution import GRADIENTS
 from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collective_log import Collective
+from t2tp.mesh.layer_names import GRADIENTS, layer_of
 from t2tp.mesh.storage import axes_at_rest
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.schedule import Action
-from t2tp.planner.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
+from t2tp.step.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
 
 # The pipeline stages with the model's beginning (the embeddings) and its end (the loss).
 FIRST, LAST = "first", "last"
-
-_LAYER = re.compile(r"\blayer_\d+")
 
 
 @dataclass(eq=False)
@@ -262,8 +259,3 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
             i = known[min(bisect_left(known, position), len(known) - 1)]
             position = max(position, i)
             placed[i].collectives += (collective,)
-
-
-def layer_of(name: str) -> str:
-    """Returns the part of a name that has a layer's index: `layer_03`."""
-    return next(iter(_LAYER.findall(name)), "")

@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from t2tp import upstream
+from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.layout import Layout
-from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.retention import Buffer, Retained
-from t2tp.planner.sequence import Placed, as_soon_as_possible, is_sharding, is_weight, layer_of
-from t2tp.planner.slices import kind_of
-from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
+from t2tp.step.kernels import Kernels
+from t2tp.step.order import Placed, as_soon_as_possible, is_sharding, is_weight
+from t2tp.step.retention import Buffer, Retained
+from t2tp.step.slices import kind_of
+from t2tp.step.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
 
 # Parts of a step whose peak includes saved activations.
 _FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "beginning of the backward pass"
@@ -41,7 +42,7 @@ class Liveness:
         placed: Sequence[Placed],
         outputs: Iterable[upstream.Tensor],
         layout: Layout,
-        software: SoftwareStack,
+        software: Kernels,
     ) -> None:
         """Computes the lifetimes; the kernels of `software` determine which tensors are saved."""
         placed = as_soon_as_possible(placed)
@@ -196,8 +197,8 @@ def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, 
     kept = ("kept", *always) if has_buffers else ("kept", "gathered")
     gradients = always or ("gradients",)
     layers = [layer_of(each.operation.name) for each in placed]
-    in_forward = [layer for layer, p in zip(layers, placed, strict=True) if p.phase == FORWARD]
-    deepest = max(in_forward, default="")
+    in_forward = [x for x, p in zip(layers, placed, strict=True) if x and p.phase == FORWARD]
+    deepest = in_forward[-1] if in_forward else ""
     passed_deepest = False
     for each, layer in zip(placed, layers, strict=True):
         if each.phase == FORWARD:

@@ -10,17 +10,17 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.lowering.operation import hooks
+from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.storage import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
-from t2tp.ops.cast import CastOperation
 from t2tp.ops.flops import matmul_flops
-from t2tp.planner import fusion
-from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.liveness import Liveness
-from t2tp.planner.sequence import Placed, is_sharding, layer_of, program_order
-from t2tp.planner.work import BACKWARD, FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
+from t2tp.step import fusion
+from t2tp.step.kernels import Kernels
+from t2tp.step.lifetimes import Liveness
+from t2tp.step.order import Placed, program_order
+from t2tp.step.work import BACKWARD, FORWARD, Memory, Traffic, Work
 
 _FLOAT32 = 4  # Bytes.
 
@@ -57,7 +57,7 @@ class LoweredStep:
         cls,
         program: AbstractProgram,
         *,
-        software: SoftwareStack = SoftwareStack(attention="engine", fuses=False),  # noqa: B008  (immutable)
+        software: Kernels = Kernels(),  # noqa: B008  (immutable)
     ) -> LoweredStep:
         """Lowers the program of a training step.
 
@@ -78,7 +78,7 @@ class LoweredStep:
         graph: upstream.Graph,
         layout: Layout,
         *,
-        software: SoftwareStack,
+        software: Kernels,
         unused: Sequence[upstream.Variable] = (),
     ) -> LoweredStep:
         """Counts the operations of a processor, which are placed in program order.
@@ -158,26 +158,21 @@ def _gradient_elements(variable: upstream.Variable, layout: Layout) -> int:
 def _layer_weights(graph: upstream.Graph, layout: Layout) -> int:
     sizes: Counter[str] = Counter()
     for variable in graph.trainable_variables:
-        name = layer_of(variable.name)
-        if name:
-            sizes[variable.name.partition(name)[0] + name] += elements_in_use(variable, layout)
+        if layer_of(variable.name):
+            sizes[layer_of(variable.name)] += elements_in_use(variable, layout)
     return max(sizes.values(), default=0)
 
 
-def _sends(placed: Sequence[Placed], layout: Layout, stack: SoftwareStack) -> dict[Traffic, float]:
+def _sends(placed: Sequence[Placed], layout: Layout, stack: Kernels) -> dict[Traffic, float]:
     traffic: defaultdict[Traffic, float] = defaultdict(float)
     for p in placed:
-        (x, *_) = p.operation.inputs or [None]
-        is_cast = is_sharding(p) and isinstance(x.operation, CastOperation)
-        halves = stack.reduces_in_16_bits and is_cast and x.operation.inputs[0].dtype.size == 2
         for c in p.collectives:
-            size = c.bytes // 2 if halves else c.bytes
-            each = (c.axes, p.phase, c.times, size, p.is_of_state, p.is_recomputed, p.part)
+            each = (c.axes, p.phase, c.times, c.bytes, p.is_of_state, p.is_recomputed, p.part)
             made = Traffic(c.kind, *each)
             traffic[made] += hooks(p.operation).unpadded_share(layout)
             is_gradient = p.phase == BACKWARD and not (p.is_of_state or p.is_recomputed)
             if stack.gathers_again and is_gradient and c.kind == "reducescatter":
-                size //= c.group_size
+                size = c.bytes // c.group_size
                 traffic[dataclasses.replace(made, kind="allgather", num_bytes=size)] += 1
     return traffic
 

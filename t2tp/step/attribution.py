@@ -2,16 +2,37 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from t2tp import upstream
-from t2tp.layout_report.report import CollectiveUse
 from t2tp.lowering.linear_operations import is_linear
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collective_log import Collective
+from t2tp.mesh.layer_names import GRADIENTS
 from t2tp.mesh.layout import Layout
 
-# mtf.gradients appends this scope to an operation's name, for the operation's gradients.
-GRADIENTS = "/gradients/"
+
+@dataclass(frozen=True)
+class CollectiveUse:
+    """A tensor that a collective serves.
+
+    Attributes:
+      tensor: the tensor's name; if unknown, the operation whose lowering emitted the collective.
+      bytes: input bytes per processor.
+      over: names of the summed or exchanged dimensions, as far as known.
+      is_sum: whether the collective reduces a deferred sum.
+      used: the variables from which the sum is computed, or the gathered variable.
+      gradient_of: the variable whose gradient the tensor is.
+      together: number of tensors that the collective serves.
+    """
+
+    tensor: str
+    bytes: int
+    over: tuple[str, ...]
+    is_sum: bool = False
+    used: tuple[str, ...] = ()
+    gradient_of: str | None = None
+    together: int = 1
 
 
 class Attribution:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from t2tp import upstream
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
-from t2tp.planner.sequence import Placed
-from t2tp.planner.slices import kind_of, slice_bytes, work_of
-from t2tp.planner.work import COPY, FUSED, Work
+from t2tp.step.order import Placed
+from t2tp.step.slices import kind_of, slice_bytes, work_of
+from t2tp.step.work import COPY, FUSED, Work
 
 # Views, whose inputs a kernel reads directly.
 _VIEWS = (upstream.Depend, upstream.StopGradient)

@@ -17,11 +17,11 @@ from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.cross_entropy.operation import CrossEntropyGradOperation, CrossEntropyOperation
 from t2tp.ops.dropout import DropoutOperation
-from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.fusion import Chains
-from t2tp.planner.sequence import Placed
-from t2tp.planner.slices import slice_bytes, slice_elements
-from t2tp.planner.work import BACKWARD, FORWARD
+from t2tp.step.fusion import Chains
+from t2tp.step.kernels import Kernels
+from t2tp.step.order import Placed
+from t2tp.step.slices import slice_bytes, slice_elements
+from t2tp.step.work import BACKWARD, FORWARD
 
 _FLOAT32, _MASK = 4, 1
 
@@ -52,7 +52,7 @@ class Retained:
         placed: Sequence[Placed],
         outputs: Iterable[upstream.Tensor],
         layout: Layout,
-        software: SoftwareStack,
+        software: Kernels,
     ) -> None:
         self._placed = placed
         self._layout = layout

@@ -1,16 +1,28 @@
-"""Groups items that differ only in their layer index: `layer_{00..11}/attention/q`."""
+"""The layer to which a name belongs, and patterns of names: `layer_{00..11}/attention/q`."""
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from t2tp.layout_report.attribution import GRADIENTS
-
 T = TypeVar("T")
 
+# mtf.gradients appends this scope to an operation's name, for the operation's gradients.
+GRADIENTS = "/gradients/"
+
+_LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)")
 _NUMBER = re.compile(r"\d+")
 _MAX_LISTED = 4
+
+
+def layer_of(name: str) -> str:
+    """Returns the layer of a variable or an operation: "layer_3" of "layer_3/ffn/w".
+
+    The layer is the name up to the first scope that ends in a number. If there is no such scope,
+    the result is "". Gradients belong to the layer of the differentiated operation.
+    """
+    found = _LAYER.match(name.partition(GRADIENTS)[0])
+    return found[0] if found else ""
 
 
 @dataclass(frozen=True)

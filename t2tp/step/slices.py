@@ -7,8 +7,8 @@ from t2tp import upstream
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
 from t2tp.ops.norms.batch_norm import BatchNormOperation
-from t2tp.planner.sequence import Placed
-from t2tp.planner.work import (
+from t2tp.step.order import Placed
+from t2tp.step.work import (
     ATTENTION,
     ATTENTION_GRAD,
     COMPUTE_BOUND,
