@@ -23,6 +23,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.mesh.collective_kinds import collective_kind
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.optim import train_step
@@ -70,15 +71,9 @@ def program_of(hparams: HParams, vocab_size: int) -> AbstractProgram:
 
 def sent(collectives: Iterable[Collective]) -> float:
     """Returns the bytes that a device sends in a step."""
-    factor = {
-        "allreduce": lambda n: 2 * (n - 1) / n,
-        "broadcast": lambda n: 2 * (n - 1) / n,
-        "reducescatter": lambda n: (n - 1) / n,
-        "alltoall": lambda n: (n - 1) / n,
-        "allgather": lambda n: n - 1,
-        "permute": lambda n: 1,
-    }
-    return sum(factor[c.kind](c.group_size) * c.bytes * c.times for c in collectives)
+    return sum(
+        collective_kind(c.kind).sent_bytes(c.group_size) * c.bytes * c.times for c in collectives
+    )
 
 
 def main() -> None:

@@ -186,6 +186,7 @@ register_optimizer, optimizer, list_optimizers = _open("optimizer")
 register_learning_rate_schedule, learning_rate_schedule, list_learning_rate_schedules = _open(
     "learning-rate schedule"
 )
+register_pipeline_schedule, pipeline_schedule, list_pipeline_schedules = _open("pipeline schedule")
 register_hook, hook, list_hooks = _open("hook")
 
 

@@ -10,7 +10,7 @@ class Collective:
     """One collective operation of a program.
 
     Attributes:
-      kind: `allreduce`, `reducescatter`, `allgather`, `alltoall`, `permute` or `broadcast`.
+      kind: name of a registered kind, such as `allreduce`; see `t2tp.mesh.collective_kinds`.
       axes: names of the mesh axes that it runs over.
       group_size: number of processors in a group.
       bytes: size of each processor's input.

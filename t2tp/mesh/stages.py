@@ -17,7 +17,7 @@ class Pipeline:
     """How a pipeline runs.
 
     Attributes:
-      schedule: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file; see
+      schedule: name of a registered schedule, or the path of a `.csv` file; see
         `t2tp.pipeline.schedules`.
       chunks: number of chunks into which each stage's layers are cut.
       layers: the number of layers of each stage in chunk 0, then of each stage in chunk 1, and so

@@ -1,8 +1,9 @@
-"""Makes schedules: by name, or from a file.
+"""Makes schedules: by registered name, or from a file.
 
-Each stage runs its entries (`schedule.Entry`) in a given order. At each tick a stage runs its next
-entry if the messages for it have arrived. Otherwise the stage waits. With `zero_bubble` it computes
-gradients of weights instead of waiting, if it has deferred any.
+A schedule is a subclass of `PipelineSchedule` with a method `order`: the entries
+(`schedule.Entry`) of one stage, in the order in which the stage runs them. At each tick a stage
+runs its next entry if the messages for it have arrived. Otherwise the stage waits. With
+`zero_bubble` it computes gradients of weights instead of waiting, if it has deferred any.
 
 References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D. Narayanan et al., "PipeDream-Flush" or
 1F1B and its interleaved form (arXiv:2104.04473, section 2.2); P. Qi et al., "Zero Bubble Pipeline
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from t2tp.choices import PIPELINE_SCHEDULES
+from t2tp import registry
 from t2tp.pipeline.schedule import Action, Entry, Schedule, ScheduleError
 from t2tp.suggestions import nearest
 
@@ -25,7 +26,7 @@ def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1) ->
     """Returns the schedule of a training step.
 
     Args:
-      name: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file.
+      name: a registered schedule, or the path of a `.csv` file.
       stages: number of stages.
       microbatches: number of microbatches of a step.
       chunks: number of chunks of each stage. With several, `1f1b` is the same as `interleaved`.
@@ -33,16 +34,36 @@ def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1) ->
     Raises:
       ScheduleError: the name is unknown, or the file does not have a schedule for these numbers.
     """
+    return pipeline_schedule(name).table(stages, microbatches, chunks)
+
+
+def pipeline_schedule(name: str) -> "PipelineSchedule":
+    """Returns the registered schedule of this name, or the schedule in a `.csv` file.
+
+    Raises:
+      ScheduleError: the name is unknown.
+    """
     if name.endswith(".csv"):
-        return read_schedule(name, stages, microbatches, chunks)
-    if name not in PIPELINE_SCHEDULES:
-        known = nearest(name, PIPELINE_SCHEDULES, "schedules")
+        return _ScheduleFile(name)
+    names = registry.list_pipeline_schedules()
+    if name not in names:
+        known = nearest(name, names, "schedules")
         raise ScheduleError(f"pipeline_schedule is {name!r}: {known} (or a .csv file)")
-    if name == "zero_bubble":
-        return _zero_bubble(stages, microbatches, chunks)
-    order = _all_forward_first if name == "gpipe" else _one_forward_one_backward
-    orders = [order(stage, stages, microbatches, chunks) for stage in range(stages)]
-    return _in_order(orders, microbatches, chunks)
+    return registry.pipeline_schedule(name)()
+
+
+def searched_schedules() -> list[str]:
+    """Returns the names of the schedules that a search tries."""
+    return [n for n in registry.list_pipeline_schedules() if pipeline_schedule(n).is_searched]
+
+
+def lowered_schedule(splits_backward: bool) -> str:
+    """Returns the schedule whose program serves all schedules that split the backward pass, or not.
+
+    A schedule is data of a stage's program. Only separate entries for the gradients of weights need
+    another program.
+    """
+    return "zero_bubble" if splits_backward else "1f1b"
 
 
 def forward_schedule(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -61,12 +82,8 @@ def read_schedule(path: str, stages: int, microbatches: int, chunks: int) -> Sch
       ScheduleError: the file cannot be read, or its table is not a valid schedule for these numbers
         of stages, microbatches and chunks.
     """
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"pipeline_schedule={path} cannot be read: {error}") from error
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(path), 1):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != stages:
             raise ScheduleError(
@@ -81,6 +98,13 @@ def read_schedule(path: str, stages: int, microbatches: int, chunks: int) -> Sch
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
     return schedule
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"pipeline_schedule={path} cannot be read: {error}") from error
 
 
 def _cell(text: str, where: str) -> Entry | None:
@@ -111,31 +135,6 @@ def _backward_order(stages: int, microbatches: int, chunks: int) -> list[Entry]:
     ]
 
 
-def _all_forward_first(stage: int, stages: int, microbatches: int, chunks: int) -> list[Entry]:
-    del stage
-    forward = _forward_order(stages, microbatches, chunks)
-    return forward + _backward_order(stages, microbatches, chunks)
-
-
-def _one_forward_one_backward(
-    stage: int, stages: int, microbatches: int, chunks: int
-) -> list[Entry]:
-    """Returns a stage's order: forward passes, then forward and backward in turn, then backward."""
-    groups = -(-microbatches // stages)
-    # Orders full groups; the last line drops microbatches that do not exist.
-    forward = _forward_order(stages, groups * stages, chunks)
-    backward = _backward_order(stages, groups * stages, chunks)
-    ahead = stages - 1 - stage
-    if chunks > 1:
-        ahead = 2 * ahead + (chunks - 1) * stages
-    ahead = min(ahead, len(forward))
-    order = forward[:ahead]
-    for i, entry in enumerate(forward[ahead:]):
-        order += [entry, backward[i]]
-    order += backward[len(forward) - ahead :]
-    return [entry for entry in order if entry.microbatch < microbatches]
-
-
 def _in_order(
     orders: Sequence[Sequence[Entry]], microbatches: int, chunks: int, trains: bool = True
 ) -> Schedule:
@@ -148,40 +147,6 @@ def _in_order(
         return None
 
     return _fill_table(first, len(orders), microbatches, chunks, lambda: any(left), trains)
-
-
-def _zero_bubble(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """ZB-H1: 1F1B, with gradients of weights in the ticks that would be idle.
-
-    No stage saves more activations than the first stage of 1F1B.
-    """
-    orders = [
-        _one_forward_one_backward(stage, stages, microbatches, chunks) for stage in range(stages)
-    ]
-    limit = _in_order(orders, microbatches, chunks).alive()[0]
-    left = [list(order) for order in orders]
-    weights: list[list[Entry]] = [[] for _ in range(stages)]
-    alive = [0] * stages
-
-    def choose(stage: int, is_ready: Callable[[Entry], bool]) -> Entry | None:
-        following = left[stage]
-        is_full = following and following[0].action is Action.FORWARD and alive[stage] >= limit
-        if following and not is_full and is_ready(following[0]):
-            entry = following.pop(0)
-            if entry.action is Action.FORWARD:
-                alive[stage] += 1
-            else:
-                weights[stage].append(entry._replace(action=Action.WEIGHTS))
-            return entry
-        if weights[stage]:
-            alive[stage] -= 1
-            return weights[stage].pop(0)
-        return None
-
-    def has_entries_left() -> bool:
-        return any(left) or any(weights)
-
-    return _fill_table(choose, stages, microbatches, chunks, has_entries_left)
 
 
 def _fill_table(
@@ -212,3 +177,127 @@ def _fill_table(
         done |= {(stage, entry) for stage, entry in enumerate(row) if entry is not None}
         rows.append(tuple(row))
     return Schedule(tuple(rows), microbatches, chunks, trains)
+
+
+class PipelineSchedule:
+    """A way to order the work of the stages.
+
+    Register a subclass with `@registry.register_pipeline_schedule`, and define `order`.
+
+    Attributes:
+      chunks: the numbers of chunks per stage for which the schedule is meant. A search tries these.
+      is_searched: whether a search tries the schedule.
+    """
+
+    chunks: Sequence[int] = (1,)
+    is_searched = True
+
+    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[Entry]:
+        """Returns the entries of one stage in order.
+
+        Each microbatch has a forward and a backward pass for each chunk. If there are entries for
+        the gradients of weights, there is one for each microbatch and chunk, too.
+        """
+        raise NotImplementedError
+
+    def table(self, stages: int, microbatches: int, chunks: int) -> Schedule:
+        """Returns the table of the schedule for all stages."""
+        orders = [self.order(stage, stages, microbatches, chunks) for stage in range(stages)]
+        return _in_order(orders, microbatches, chunks)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of the weights have separate entries."""
+        return self.table(2, 2, 1).splits_backward
+
+
+class _ScheduleFile(PipelineSchedule):
+    """The table in a `.csv` file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def table(self, stages: int, microbatches: int, chunks: int) -> Schedule:
+        """Reads the table, which is for these numbers only."""
+        return read_schedule(self._path, stages, microbatches, chunks)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the table has entries such as `W0`."""
+        return Action.WEIGHTS.value in "".join(_lines(self._path))
+
+
+@registry.register_pipeline_schedule
+class Gpipe(PipelineSchedule):
+    """All forward passes, then all backward passes."""
+
+    is_searched = False  # It takes as long as `1f1b` and saves more activations.
+
+    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[Entry]:
+        """Returns the same order for every stage."""
+        forward = _forward_order(stages, microbatches, chunks)
+        return forward + _backward_order(stages, microbatches, chunks)
+
+
+@registry.register_pipeline_schedule("1f1b")
+class OneForwardOneBackward(PipelineSchedule):
+    """Forward and backward passes in turn, so that few microbatches are in memory."""
+
+    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[Entry]:
+        """Returns forward passes, then forward and backward in turn, then backward passes."""
+        groups = -(-microbatches // stages)
+        # Orders full groups; the last line drops microbatches that do not exist.
+        forward = _forward_order(stages, groups * stages, chunks)
+        backward = _backward_order(stages, groups * stages, chunks)
+        ahead = stages - 1 - stage
+        if chunks > 1:
+            ahead = 2 * ahead + (chunks - 1) * stages
+        ahead = min(ahead, len(forward))
+        order = forward[:ahead]
+        for i, entry in enumerate(forward[ahead:]):
+            order += [entry, backward[i]]
+        order += backward[len(forward) - ahead :]
+        return [entry for entry in order if entry.microbatch < microbatches]
+
+
+@registry.register_pipeline_schedule
+class Interleaved(OneForwardOneBackward):
+    """`1f1b` with several chunks of layers on each stage, so that stages wait less."""
+
+    chunks = range(2, 9)
+
+
+@registry.register_pipeline_schedule
+class ZeroBubble(OneForwardOneBackward):
+    """ZB-H1: `1f1b`, with gradients of weights in the ticks that would be idle.
+
+    No stage saves more activations than the first stage of `1f1b`.
+    """
+
+    def table(self, stages: int, microbatches: int, chunks: int) -> Schedule:
+        """Returns the table, whose order depends on when messages arrive."""
+        orders = [self.order(stage, stages, microbatches, chunks) for stage in range(stages)]
+        limit = _in_order(orders, microbatches, chunks).alive()[0]
+        left = [list(order) for order in orders]
+        weights: list[list[Entry]] = [[] for _ in range(stages)]
+        alive = [0] * stages
+
+        def choose(stage: int, is_ready: Callable[[Entry], bool]) -> Entry | None:
+            following = left[stage]
+            is_full = following and following[0].action is Action.FORWARD and alive[stage] >= limit
+            if following and not is_full and is_ready(following[0]):
+                entry = following.pop(0)
+                if entry.action is Action.FORWARD:
+                    alive[stage] += 1
+                else:
+                    weights[stage].append(entry._replace(action=Action.WEIGHTS))
+                return entry
+            if weights[stage]:
+                alive[stage] -= 1
+                return weights[stage].pop(0)
+            return None
+
+        def has_entries_left() -> bool:
+            return any(left) or any(weights)
+
+        return _fill_table(choose, stages, microbatches, chunks, has_entries_left)

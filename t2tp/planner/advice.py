@@ -10,6 +10,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
+from t2tp.pipeline.schedules import pipeline_schedule, searched_schedules
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import with_values
 from t2tp.planner.plan import BUBBLE, COMMUNICATION, MATMULS, MEMORY, OPTIMIZER, Plan
@@ -67,8 +68,9 @@ def _options(hparams: HParams, layout: Layout) -> Iterator[tuple[tuple[str, ...]
         yield (_SPACE,), {"zero_stage": 3 if microbatches == 1 else min(3, stage + 1)}
         yield (OPTIMIZER,), {"zero_stage": max(1, stage)}
         yield (_BATCH,), {"zero_stage": min(1, stage)}
-    yield (BUBBLE,), {"pipeline_schedule": "interleaved", "pipeline_chunks": 2}
-    yield (BUBBLE,), {"pipeline_schedule": "zero_bubble", "pipeline_chunks": 1}
+    for name in searched_schedules():
+        chunks = min(pipeline_schedule(name).chunks)
+        yield (BUBBLE,), {"pipeline_schedule": name, "pipeline_chunks": chunks}
     split, batch = layout.axes_of("heads"), layout.axes_of("batch")
     if split and "sequence_parallel" in hparams and not hparams.sequence_parallel:
         names = "+".join(axis.name for axis in [*layout.axes_of("length"), *split])

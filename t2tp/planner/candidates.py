@@ -24,6 +24,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.mesh.stages import LAYERS
+from t2tp.pipeline.schedules import lowered_schedule, pipeline_schedule, searched_schedules
 from t2tp.planner.depth import depths, period, with_values
 
 # The dimensions of weights that tensor parallelism must split, and the dimensions that it splits if
@@ -32,12 +33,9 @@ from t2tp.planner.depth import depths, period, with_values
 _MUST_SPLIT, _MAY_SPLIT = ("heads", "d_ff"), ("kv_heads", "vocab")
 _EXPERTS, _VOCAB = "experts", "vocab"
 _MOST_MICROBATCHES = 1024
-_MOST_CHUNKS = 8
 # The max ratio of (stages x layers of the largest stage) to all layers. With a higher ratio, other
 # stages would wait too long.
 _MOST_UNEVEN = 1.15
-# `gpipe` takes as long as `1f1b` and saves more activations.
-_SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 # CHOSEN: the hparams that a search chooses. RESET: hparams that could contradict the chosen mesh,
 # with the values that leave the choice to the engine.
 CHOSEN = (
@@ -128,13 +126,10 @@ class Candidate:
     def program(self) -> Candidate:
         """Returns a candidate with the same lowered program.
 
-        All schedules have the same program of a stage, except `zero_bubble`, which computes the
-        gradients of the weights separately.
+        Schedules differ in their program only if they compute the gradients of weights separately.
         """
-        splits_backward = self.schedule == "zero_bubble"
-        return dataclasses.replace(
-            self, schedule="zero_bubble" if splits_backward else "1f1b", chunks=1
-        )
+        schedule = lowered_schedule(pipeline_schedule(self.schedule).splits_backward)
+        return dataclasses.replace(self, schedule=schedule, chunks=1)
 
     def permuted(self) -> Iterator[Candidate]:
         """Yields the candidate with its mesh axes in every order."""
@@ -231,11 +226,10 @@ def _schedules(
     counts = depths(hparams)
     if not counts or "pipeline_schedule" not in hparams:
         return
-    for schedule in pick("pipeline_schedule", _SCHEDULES):
-        several = range(2, _MOST_CHUNKS + 1) if schedule == "interleaved" else (1,)
-        for chunks in pick("pipeline_chunks", several):
-            is_possible = chunks > 1 if schedule == "interleaved" else chunks == 1
-            if is_possible and all(
+    for schedule in pick("pipeline_schedule", searched_schedules()):
+        possible = pipeline_schedule(schedule).chunks
+        for chunks in pick("pipeline_chunks", possible):
+            if chunks in possible and all(
                 _can_be_dealt(n, stages * chunks, period(hparams)) for n in counts.values()
             ):
                 yield schedule, chunks

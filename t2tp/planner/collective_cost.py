@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from t2tp import upstream
+from t2tp.mesh.collective_kinds import CollectiveKind, collective_kind
 from t2tp.planner.cluster_file import ClusterFile, Link
 from t2tp.planner.curves import CollectiveCurve, collective_curve_for, seconds_at
 from t2tp.step.work import Traffic
@@ -51,19 +52,20 @@ class CollectiveCost:
             # CPU devices share cores, which copy the data. So more devices or members take longer.
             more = devices / measured.devices * max(1.0, group.size / measured.group)
             return more * seconds_at(measured.points, traffic.num_bytes)[0]
-        if traffic.kind == "alltoall":
-            return self._alltoall(group, traffic.num_bytes)
+        kind = collective_kind(traffic.kind)
+        latency = self._latency(group, kind)
+        if kind.is_direct:
+            return latency + self._direct(group, traffic.num_bytes)
         # A ring through all members is as fast as its slowest level.
         rate = min(self._level_bandwidth(group, level) for level in group.spans())
-        return self._latency(group, traffic.kind) + self.sent_bytes(traffic) / rate
+        return latency + self.sent_bytes(traffic) / rate
 
     def sent_bytes(self, traffic: Traffic) -> float:
         """Returns the bytes that a member sends in one execution."""
-        others = self.group(traffic.axes).size - 1
-        share = others / (others + 1)
-        factors = {"allgather": others, "allreduce": 2 * share}
-        factors |= {"reducescatter": share, "alltoall": share}
-        return float(traffic.num_bytes * factors.get(traffic.kind, min(others, 1)))
+        size = self.group(traffic.axes).size
+        if size == 1:
+            return 0.0
+        return traffic.num_bytes * collective_kind(traffic.kind).sent_bytes(size)
 
     def spread(self, traffic: Traffic) -> float:
         """Returns the relative uncertainty of the seconds."""
@@ -77,7 +79,7 @@ class CollectiveCost:
             return None
         devices = self._cluster.sharing(self._mesh_shape.size)
         processes = group.size // group.members[0] if self._cluster.links[0].of_process else 1
-        kind = "permute" if kind == "broadcast" else kind
+        kind = collective_kind(kind).measured_as or kind
         return collective_curve_for(curves, kind, group.size, devices, processes)
 
     def _group(self, axes: tuple[str, ...]) -> Group:
@@ -109,28 +111,17 @@ class CollectiveCost:
         sharing = link.devices or devices if link.shared_by_all else link.shared_by
         return link.bandwidth * self._cluster.software.link / min(sharing, devices)
 
-    def _latency(self, group: Group, kind: str) -> float:
-        """Returns the latency: the seconds that do not depend on the bandwidth.
+    def _latency(self, group: Group, kind: CollectiveKind) -> float:
+        """Returns the latency: the seconds that do not depend on the bandwidth."""
+        levels = group.spans()
+        inside = (1, *group.members)
+        units = [math.ceil(group.members[level] / inside[level]) for level in levels]
+        messages = zip(kind.messages(units), levels, strict=True)
+        latencies = (count * self._cluster.links[level].latency for count, level in messages)
+        return self._cluster.software.start + sum(latencies)
 
-        An all-gather and a reduce-scatter are rings. An all-reduce is a ring or a tree, whichever
-        is faster. An all-to-all has the latency of a tree. A permute is one message.
-        """
-        inside, ring, tree, once = 1, 0.0, 0.0, 0.0
-        start = self._cluster.software.start
-        for level in group.spans():
-            units = group.members[level] / inside
-            latency = self._cluster.links[level].latency
-            ring += (units - 1) * latency
-            tree += math.ceil(math.log2(units)) * latency
-            once = max(once, latency)
-            inside = group.members[level]
-        if kind == "allreduce":
-            return start + 2 * min(ring, tree)
-        steps = {"allgather": ring, "reducescatter": ring, "alltoall": tree}
-        return start + steps.get(kind, once)
-
-    def _alltoall(self, group: Group, num_bytes: float) -> float:
-        """Returns the seconds of an all-to-all.
+    def _direct(self, group: Group, num_bytes: float) -> float:
+        """Returns the seconds of the bytes of a direct collective, such as an all-to-all.
 
         Each level carries a part of the data. For example, the level between hosts carries the data
         that a member sends to other hosts.
@@ -140,4 +131,4 @@ class CollectiveCost:
             below = 1 if level == 0 else group.members[level - 1]
             moved = num_bytes * (1 - below / group.size)
             seconds = max(seconds, moved / self._share(self._cluster.links[level]))
-        return self._latency(group, "alltoall") + seconds
+        return seconds

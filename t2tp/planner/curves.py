@@ -12,7 +12,7 @@ from typing import TypeAlias
 from t2tp.step.kernels import key
 from t2tp.step.work import COMPUTE_BOUND, MEMORY_BOUND
 
-# Kinds of collectives that are measured. A broadcast costs the same as a permute.
+# Kinds of collectives that are measured; see `CollectiveKind.measured_as` for the others.
 COLLECTIVE_KINDS = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
 # Limit of the relative spread of a point; a larger measured spread counts as this limit.
 MOST_SPREAD = 1.0
@@ -39,7 +39,7 @@ class CollectiveCurve:
     """Seconds of one collective that runs in all groups of a host at once.
 
     Attributes:
-      kind: see `t2tp.mesh.collective_log.Collective`.
+      kind: see `t2tp.mesh.collective_kinds`.
       group: number of members of each group.
       devices: number of devices in all groups.
       processes: number of processes that run these devices.

@@ -16,6 +16,7 @@ from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import parse_mesh_shape
 from t2tp.mesh.storage import Storage
+from t2tp.pipeline.schedules import pipeline_schedule
 from t2tp.planner.candidates import Candidate
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
@@ -107,7 +108,8 @@ class Estimate:
         busiest = stage + micro * outside
         # Idle time, in units of a stage's time for one microbatch; see the idle shares in
         # docs/pipeline.md.
-        waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
+        splits_backward = pipeline_schedule(c.schedule).splits_backward
+        waiting = (c.stages - 1) / (3 if splits_backward else c.chunks)
         local = self._local_weights(c, at_rest=True) / self._parameters
         # Muon orthogonalizes whole matrices, and distributes them over the processors of a stage.
         dealt = share / max(1.0, min(c.data * c.model, share * self._matrices))

@@ -183,8 +183,8 @@ class Search:
         """Plans the first candidates; returns the fastest candidates that fit and are valid.
 
         Candidates that differ only in the pipeline's schedule or number of chunks are planned
-        together: they share one lowered program, and lowering takes long. Only the schedule
-        `zero_bubble` has another program.
+        together: they share one lowered program, and lowering takes long; see
+        `lowered_schedule`.
         """
         by_program: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:

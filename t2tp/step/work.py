@@ -71,7 +71,7 @@ class Traffic:
     """A collective of the program.
 
     Attributes:
-      kind: see `t2tp.mesh.collective_log.Collective`.
+      kind: see `t2tp.mesh.collective_kinds`.
       times: number of executions in a step.
       num_bytes: bytes of a processor's input.
       of_state: whether it carries gradients or weights, and not activations.

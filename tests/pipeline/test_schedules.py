@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2tp.choices import PIPELINE_SCHEDULES
+from t2tp import registry
 from t2tp.pipeline.schedule import Action, Entry, Schedule, ScheduleError
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.slots import assign_slots
 
+PIPELINE_SCHEDULES = registry.list_pipeline_schedules()
 SIZES = st.tuples(st.integers(2, 6), st.integers(1, 12), st.integers(1, 3))
 
 

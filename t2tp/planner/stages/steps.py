@@ -23,6 +23,7 @@ from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action
+from t2tp.pipeline.schedules import lowered_schedule
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.depth import depths, lower_by_layers, with_values
 from t2tp.program.abstract_program import AbstractProgram
@@ -180,7 +181,7 @@ class StageLowering:
         values = {
             "mesh_shape": ";".join(f"{name}:{size}" for name, size in sizes.items()),
             "microbatches": self.microbatches,
-            "pipeline_schedule": "zero_bubble" if splits_backward else "1f1b",
+            "pipeline_schedule": lowered_schedule(splits_backward),
             "pipeline_chunks": 1,
             "pipeline_layers": "",
         }
