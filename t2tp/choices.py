@@ -6,6 +6,10 @@ The allowed values of other hyperparameters are in `hparams/declarations.toml`.
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
+# Which weights of a run are evaluated, decoded and exported: the moving averages (`ema_decay`) of
+# the variables that have one, or the weights after the last step.
+WEIGHTS = ("averages", "last")
+
 # Transformers.
 # Maps a feed-forward network to the activation function of its layer or gate.
 PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}

@@ -173,7 +173,7 @@ class HarnessModel(TemplateLM):
             raise ValueError(f"unknown options of generation: {', '.join(options)}")
         if limit >= self.max_length:
             raise ValueError(
-                f"max_gen_toks={limit} leaves no room for a prompt: the model's max_length is"
+                f"max_gen_toks={limit} leaves no room for a prompt: the model's context_length is"
                 f" {self.max_length}"
             )
         method = dict(names, temperature=temperature) if samples else {"beam_size": 1}

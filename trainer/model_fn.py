@@ -15,6 +15,7 @@ from t2tp.models.classifier import Classifier
 from t2tp.models.model import LossOutput, Model
 from t2tp.optim import read_averages, sum_metrics, train_step
 from t2tp.program.program import Mesh
+from t2tp.trainer.run_config import RunConfig
 
 
 class ModeKeys(enum.Enum):
@@ -114,9 +115,11 @@ def model_fn_of(
         mode: ModeKeys,
         hparams: HParams,
         decode_options: DecodeOptions | None = None,
+        config: RunConfig | None = None,
     ) -> EstimatorSpec:
         spec = model_fn(mesh, features, mode, hparams, decode_options)
-        if hparams.ema_decay and mode in (ModeKeys.EVAL, ModeKeys.PREDICT, ModeKeys.SCORE):
+        uses_averages = hparams.ema_decay and (config is None or config.weights == "averages")
+        if uses_averages and mode in (ModeKeys.EVAL, ModeKeys.PREDICT, ModeKeys.SCORE):
             read_averages(mesh)
         return spec
 

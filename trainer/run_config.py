@@ -4,7 +4,8 @@ import threading
 from dataclasses import dataclass, fields
 from typing import Any
 
-from t2tp.suggestions import nearest
+from t2tp.choices import WEIGHTS
+from t2tp.suggestions import check_known
 from t2tp.trainer.local_paths import check_local
 
 ON_NONFINITE = ("stop", "ignore")
@@ -34,6 +35,7 @@ class RunConfig:
         and save each step whose evaluation is the best so far.
       checkpoint_path: the checkpoint to evaluate or predict with instead of the latest; see
         `find_checkpoint.find`. If this checkpoint is damaged, no other checkpoint is used.
+      weights: the weights to evaluate, decode and start from, one of `t2tp.choices.WEIGHTS`.
       warm_start_from: PATH or PATH:from=>to;from=>to, a checkpoint with the initial values. It
         is used if `output_dir` has no checkpoint; see `WarmStart`.
       warm_start_optimizer: whether the warm start also restores the optimizer's state and the step.
@@ -68,6 +70,7 @@ class RunConfig:
     keep_checkpoint_every_n_hours: float | None = None
     keep_best_metric: str = ""
     checkpoint_path: str = ""
+    weights: str = "averages"
     warm_start_from: str = ""
     warm_start_optimizer: bool = False
     log_step_count_steps: int = 100
@@ -116,9 +119,9 @@ class RunConfig:
                 raise ValueError(
                     f"save_checkpoints_secs is {self.save_checkpoints_secs}, and must be above 0"
                 )
-        if self.on_nonfinite not in ON_NONFINITE:
-            known = nearest(self.on_nonfinite, ON_NONFINITE, "values")
-            raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}: {known}")
+        for name, known in (("on_nonfinite", ON_NONFINITE), ("weights", WEIGHTS)):
+            value = getattr(self, name)
+            check_known(value, known, "values", f"{name} is {value!r}")
         if self.profile_steps:
             profile_range(self.profile_steps)
         if self.grace_seconds is not None and not 0 < self.grace_seconds <= threading.TIMEOUT_MAX:

@@ -71,7 +71,7 @@ def base_with(
     """
     base = open_base(source, elsewhere)
     if base is None:
-        return source, dict(names)
+        return source, {ours: source.stored_name(theirs) for ours, theirs in names.items()}
     trained = sorted(set(names.values()) & set(source.shapes()))
     if trained:
         raise BaseError(

@@ -74,6 +74,10 @@ class Checkpoint:
         """The path to pass to TensorFlow's functions, such as `tf.train.load_checkpoint`."""
         return str(self.path / VARIABLES)
 
+    def stored_name(self, name: str) -> str:
+        """Returns the name of the tensor that is read as the variable `name`; see `RunWeights`."""
+        return name
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the global shape of each tensor, by name."""
         return dict(self._shapes)

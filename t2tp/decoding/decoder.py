@@ -217,7 +217,8 @@ class Decoder:
             room = self._max_length - prefix
             if request.limit is not None and limit > room:
                 logging.warning(
-                    "row %d: at most %d tokens are generated, not %d: the model's max_length is %d",
+                    "row %d: at most %d tokens are generated, not %d: the model's context_length"
+                    " is %d",
                     number,
                     room,
                     limit,
@@ -278,7 +279,7 @@ def check_length(name: str, tokens: Sequence[int], max_length: int) -> None:
     """Raises ValueError if a model has too few positions for a sequence."""
     if len(tokens) > max_length:
         raise ValueError(
-            f"the {name} has {len(tokens)} tokens, and the model's max_length is {max_length}"
+            f"the {name} has {len(tokens)} tokens, and the model's context_length is {max_length}"
         )
 
 

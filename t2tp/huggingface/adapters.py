@@ -27,6 +27,7 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.safetensors_file import DTYPES, create
 from t2tp.huggingface.tensor_map import Piece, Variable
 from t2tp.layers.adapters import DOWN, UP, Adapters
+from t2tp.program.variables import average_of
 
 _T = TypeVar("_T")
 
@@ -61,9 +62,11 @@ class MergedCheckpoint(Checkpoint):
         self._tuned, self._scale = tuned, adapters.scale
         self._dtype = tf.as_dtype(dtype) if dtype else None
         renamed = tuned.metadata.get(BASE, {}).get("names", {})
-        ours_of = {theirs: ours for ours, theirs in renamed.items()}
+        # The recorded name of a weight that has a moving average is the average's name.
+        ours_of = {theirs.removesuffix(average_of("")): ours for ours, theirs in renamed.items()}
+        weights = [ours_of.get(name, name) for name in trained or super().shapes()]
         # weight -> its name in the base
-        self._names = {ours_of.get(name, name): name for name in trained or super().shapes()}
+        self._names = {name: renamed.get(name, name) for name in weights}
         self._trained_whole = [name for name in _trained(tuned) if not is_adapter(name)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

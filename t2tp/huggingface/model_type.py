@@ -11,6 +11,7 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.layer_kinds import kinds_of_layers, pattern_of
 from t2tp.huggingface.part import Config, Part, Shapes
 from t2tp.huggingface.tensor_map import Entry
+from t2tp.layers.positions import context_length
 from t2tp.toml import read_packaged
 from t2tp.untrusted_json import Types, check_types
 
@@ -176,7 +177,7 @@ class ModelType:
         values = hparams.values()
         return {
             "vocab": values.get("vocab_size", 0),
-            "max_length": hparams.max_length,
+            "max_length": context_length(hparams),
             "d_model": hparams.d_model,
             "d_model_out": hparams.d_model,
             "d_ff": hparams.d_ff,
@@ -251,9 +252,11 @@ def canonical(hparams: HParams) -> HParams:
     `use_bias` is replaced by `attention_bias`, `mlp_bias` and `qkv_bias`. If `attention_bias` is
     set, `qkv_bias` is false. The pattern of layers is the shortest equivalent one. An
     `attention_multiplier` of 0 means 1 / sqrt(d_kv), and is replaced by this number. `d_v` is 0 if
-    it equals `d_kv`.
+    it equals `d_kv`. `context_length` is at least `max_length`.
     """
     result = hparams.copy()
+    if "context_length" in hparams:
+        result.context_length = context_length(hparams)
     if "use_bias" in hparams:
         result.attention_bias = hparams.use_bias or hparams.attention_bias
         result.mlp_bias = hparams.use_bias or hparams.mlp_bias

@@ -5,9 +5,15 @@ import math
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.gather import checked_gather
+
+
+def context_length(hparams: HParams) -> int:
+    """Returns a model's max number of positions: at least the length of its training rows."""
+    return max(hparams.max_length, hparams.values().get("context_length", 0))
 
 
 def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from t2tp import mtf
 from t2tp.layers.passes import DecodeState
+from t2tp.layers.positions import context_length
 from t2tp.models.model import Model
 from t2tp.program.program import Mesh
 
@@ -25,7 +26,7 @@ class AutoregressiveModel(Model):
     @property
     def max_length(self) -> int | None:
         """The max number of inputs, and of targets; None: unlimited."""
-        return self.hparams.max_length if "max_length" in self.hparams else None
+        return context_length(self.hparams) if "max_length" in self.hparams else None
 
     def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """Returns the feature `prefix`, which gives the batch size if no other feature does.

@@ -12,7 +12,7 @@ from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
-from t2tp.layers.positions import learned, relative, sinusoidal
+from t2tp.layers.positions import context_length, learned, relative, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
@@ -115,14 +115,15 @@ class LayerFactory:
         if self._hparams.sequence_parallel:
             x, positions = between_blocks(x), between_blocks(positions)
         if self._position == "learned":
-            if longest > self._hparams.max_length:
+            context = context_length(self._hparams)
+            if longest > context:
                 raise ValueError(
                     f"The features have length {longest}, and the model has positions for"
-                    f" max_length={self._hparams.max_length}: feed shorter rows, or"
-                    " train with a larger max_length."
+                    f" context_length={context}: feed shorter rows, or train with a larger"
+                    " context_length."
                 )
             stddev = self._hparams.initializer_stddev
-            x += learned(positions, self._hparams.max_length, self.d_model, stddev, self.dtype)
+            x += learned(positions, context, self.d_model, stddev, self.dtype)
         elif self._position == "sinusoidal":
             x += sinusoidal(positions, self.d_model, self.dtype)
         if self._hparams.embedding_norm:

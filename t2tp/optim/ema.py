@@ -10,10 +10,10 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.ops.variables.role import is_balance
 from t2tp.optim.optimizer import UpdateOperation, slot
 from t2tp.program.program import Mesh
-
-_AVERAGE = "average"
+from t2tp.program.variables import AVERAGE, average_of
 
 
 def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf.Operation]:
@@ -41,21 +41,16 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
         average.assign_sub(part * (average - tf.cast(var, tf.float32)), read_value=False)
 
     operations = [
-        UpdateOperation("average", [slot(var, _AVERAGE), var], [count], update, is_local=True)
+        UpdateOperation("average", [slot(var, AVERAGE), var], [count], update, is_local=True)
         for var in variables
     ]
     one = mtf.constant(count.mesh, 1.0, dtype=tf.float32)
     return [*operations, mtf.assign_add(count, one)]
 
 
-def average_of(name: str) -> str:
-    """Returns the name of the average of the variable `name`."""
-    return f"{name}/{_AVERAGE}"
-
-
 def read_averages(mesh: Mesh) -> None:
-    """Makes an evaluation graph read the averages instead of the trainable variables."""
-    averaged = list(mesh.graph.trainable_variables)
+    """Makes an evaluation graph read the averages instead of the variables that have one."""
+    averaged = [var for var in mesh.graph.trainable_variables if not is_balance(var)]
     mesh.graph.trainable_variables.clear()
     for var in averaged:
         var._name = average_of(var.name)

@@ -10,7 +10,7 @@ from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
 from t2tp.mesh.layout_text import LayoutError
 from t2tp.mesh.stages import count_of_stages
-from t2tp.ops.variables.role import BALANCE
+from t2tp.ops.variables.role import is_balance
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import clip
 from t2tp.optim.ema import average_weights
@@ -162,15 +162,6 @@ def _apply(
         scalars["parameter_norm"] = movement.parameter_norm
         scalars["update_norm"] = movement.update_norm()
     return scalars
-
-
-def is_balance(variable: mtf.Variable) -> bool:
-    """Whether a variable balances experts.
-
-    Its "gradient" is each expert's load minus the mean load. The variable is left out of the
-    gradient norm and of clipping, and the optimizer does not update it.
-    """
-    return variable.role is not None and variable.role.kind == BALANCE
 
 
 def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Operation:

@@ -25,6 +25,9 @@ from t2tp.program.initializers import initial_slice
 # takes 0.1 seconds, as long as computing initial values of this size.
 _LARGE = 1 << 25
 
+# Last part of the name of a variable's moving average.
+AVERAGE = "average"
+
 
 class VariableHandle:
     """Replaces mesh-tensorflow's full-size master variable, which is never created."""
@@ -66,6 +69,11 @@ def fresh_variable_scopes() -> Iterator[None]:
     finally:
         for ref, values in zip(shared, saved, strict=True):
             ref[:] = values
+
+
+def average_of(name: str) -> str:
+    """Returns the name of the moving average (`ema_decay`) of the variable `name`."""
+    return f"{name}/{AVERAGE}"
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_rows_are_kept_to_the_length_of_the_model():
     decoder = Decoder.from_model(model, GREEDY)
     found = decoder([Request([2] * size) for size in (0, 4, 6)])
     assert [len(row[0].tokens) for row in found] == [5, 2, 0]
-    with pytest.raises(ValueError, match="row 1: .*7 tokens.*max_length is 6"):
+    with pytest.raises(ValueError, match="row 1: .*7 tokens.*context_length is 6"):
         decoder([Request(), Request([2] * 7)])
 
 

@@ -63,5 +63,5 @@ def test_what_is_written_is_scored_as_it_was_decoded(mesh_shape, layout, first):
     other = scorer([replace(rows[1], first_token=7), replace(rows[1], start=0, first_token=7)])
     assert other[0].log_prob != pytest.approx(scores[1].log_prob, rel=1e-4)
     assert other[1].log_prob < other[0].log_prob and not other[1].is_greedy
-    with pytest.raises(ValueError, match="max_length is 24"):
+    with pytest.raises(ValueError, match="context_length is 24"):
         scorer([ScoredRow([2] * 25)])

@@ -85,7 +85,7 @@ def test_a_sample_continues_the_prompt(tmp_path, data_dir):
         assert sampled == experiment(tmp_path, data_dir).predict(prompt, 5)
         assert len(sampled) <= 5 * 32
     assert run.predict("def ", 0) == ""
-    with pytest.raises(ValueError, match="max_length is 32"):
+    with pytest.raises(ValueError, match="context_length is 32"):
         run.predict("import codecs\n" * 20)
 
 

@@ -18,6 +18,7 @@ import t2tp.hparams
 import t2tp.models  # noqa: F401  (they register themselves)
 from t2tp import problems
 from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint.weights import RunWeights
 from t2tp.hparam import HParams
 from t2tp.huggingface import exporting
 from t2tp.huggingface.adapters import MergedCheckpoint, export_adapters
@@ -42,7 +43,7 @@ _PARTIAL = "made"
 # Flags that must be the same in all processes.
 _SETTINGS = (
     *("from_hf", "to_hf", "output_dir", "dtype", "problem", "problem_options"),
-    *("model_type", "checkpoint_path", "max_shard_size", "merge_lora"),
+    *("model_type", "checkpoint_path", "weights", "max_shard_size", "merge_lora"),
 )
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 
@@ -116,7 +117,10 @@ def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     if flags.merge_lora and adapters is None:
         raise UsageError(f"--merge_lora: the run in {flags.output_dir} has no adapters")
     dtype = flags.dtype or ""
-    saved = tuned = find(flags.checkpoint_path or flags.output_dir)
+    saved = find(flags.checkpoint_path or flags.output_dir)
+    if flags.weights == "averages":
+        saved = RunWeights(saved.path)
+    tuned = saved
     if adapters is not None:
         saved = MergedCheckpoint(tuned, adapters, dtype)
     name = flags.model_type or before.get("model_type")

@@ -12,6 +12,7 @@ import t2tp.models  # noqa: F401  (registers the models)
 from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
 from t2tp.hparam_types import ValueType
+from t2tp.layers.positions import context_length
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
 from t2tp.trainer import run_yaml
@@ -22,6 +23,7 @@ from t2tp.trainer.hparams_fit import check_fits, completed, read_set
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
+from t2tp.trainer.run_dir.warm_start import WarmStart
 from t2tp.trainer.run_spec import RunSpec, find_problem
 
 # Settings that a resumed run keeps unless the flag is given, and their defaults for a new run.
@@ -178,6 +180,8 @@ def _hparams(
         problem.change_hparams(preset, value_of(flags, "data_dir"))
     hparams = preset.copy() if saved is None else run_files.resumed_hparams(saved.hparams, preset)
     changes = _of_config(flags, hparams) | _drawn(flags, hparams)
+    if saved is None and hparams.values().get("context_length") == 0:
+        hparams.context_length = _context_of_source(value_of(flags, "warm_start_from"))
     given: dict[str, Any] = {}
     for text in flags.hparams:
         given.update(hparams.parse(text))
@@ -191,6 +195,17 @@ def _hparams(
     _check_worker_gpu(flags, hparams)
     changes |= given
     return hparams, [] if saved is None else describe_differences(saved.hparams, preset, changes)
+
+
+def _context_of_source(warm_start_from: str | None) -> int:
+    """Returns the context of the run that training starts from; 0 if it is unknown.
+
+    A shorter `max_length` in the new run then shortens its training rows, and not the model.
+    """
+    source = WarmStart.parse(warm_start_from or "")
+    run = run_files.run_of(source.path) if source else None
+    saved = run_files.read(run) if run else None
+    return context_length(saved.hparams) if saved and "max_length" in saved.hparams else 0
 
 
 def _of_config(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:

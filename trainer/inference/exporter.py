@@ -14,6 +14,7 @@ from absl import logging
 
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.options import GREEDY
+from t2tp.layers.positions import context_length
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import EXAMPLE_INDEX
@@ -47,7 +48,7 @@ class RunExporter:
           spec: the run's settings; its mesh is ignored.
           options: decoding options of the exported model; `batch_size` is the number of rows to
             decode together.
-          max_input_length: max tokens of inputs or prompt. Default: the model's `max_length`.
+          max_input_length: max tokens of inputs or prompt. Default: the model's context.
           activation_dtype: dtype of the activations. Default: as trained.
 
         Raises:
@@ -58,12 +59,12 @@ class RunExporter:
         self._data_dir = spec.data_dir
         self._hparams = spec.hparams
         self._options = with_eos(options, problem, spec.data_dir)
-        longest = spec.hparams.max_length
+        longest = context_length(spec.hparams)
         self._most = longest if max_input_length is None else max_input_length
         if not 0 < self._most <= longest:
             raise UsageError(
-                f"--max_input_length={max_input_length} must be from 1 to the model's max_length,"
-                f" {longest}"
+                f"--max_input_length={max_input_length} must be from 1 to the model's"
+                f" context_length, {longest}"
             )
         self._writes = issubclass(spec.model_class, AutoregressiveModel)
         classifies = issubclass(spec.model_class, Classifier) and problem.writes_classes
@@ -147,7 +148,7 @@ class RunExporter:
             self._options,
             self._problem.reads_inputs,
             self._most,
-            self._hparams.max_length,
+            context_length(self._hparams),
             self._estimator.config.random_seed,
         )
 

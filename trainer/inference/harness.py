@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t2tp.layers.positions import context_length
 from t2tp.models.autoregressive import FIRST_TOKEN
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import named_tokens, token_ids
@@ -138,7 +139,7 @@ def harness_model(
         decoder.scorer,
         lambda requests, options: decoder_with(options)(requests),
         codec,
-        max_length=spec.hparams.max_length,
+        max_length=context_length(spec.hparams),
         prefix_token=prefix,
         template=template,
         reads_first_token=FIRST_TOKEN in spec.model_class.may_take,

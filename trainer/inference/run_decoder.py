@@ -15,6 +15,7 @@ from t2tp import registry
 from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.decoding.decoder import check_length
 from t2tp.decoding.scoring import ScoredRow, Scorer
+from t2tp.layers.positions import context_length
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.problems.codec import Codec
 from t2tp.problems.data.batch_stream import ExampleSource
@@ -69,7 +70,7 @@ class RunDecoder:
         self._estimator = estimator
         self._problem = spec.problem
         self._data_dir = spec.data_dir
-        self._max_length = spec.hparams.max_length
+        self._max_length = context_length(spec.hparams)
         self._has_experts = getattr(spec.model_class, "has_experts", False)
         self._batch_size = options.batch_size
         self._decoder = self.with_options(options)

@@ -134,8 +134,13 @@ class RunCheckpoints:
         if self._warm_start is None:
             return 0
         self._matched = rows_between(self._warm_start.path, self._vocabulary())
-        optimizer = self._config.warm_start_optimizer
-        table, step = warm_start(self._warm_start, variables, self._matched, optimizer)
+        table, step = warm_start(
+            self._warm_start,
+            variables,
+            self._matched,
+            self._config.warm_start_optimizer,
+            self._config.weights,
+        )
         if variables.cluster.is_main_process:
             logging.info("%s", table)
         return step

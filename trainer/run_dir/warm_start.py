@@ -7,12 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import tensorflow as tf
 from absl import logging
 
-from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.frozen_base import BASE, open_base
 from t2tp.checkpoint.restore import check_same_save
-from t2tp.checkpoint.variables import TRAINABLE, load, load_base
+from t2tp.checkpoint.variables import TRAINABLE, assign_slices, load, load_base
+from t2tp.checkpoint.weights import RunWeights
 from t2tp.program.variables import SlicedVariable, Variables
 from t2tp.suggestions import nearest
 from t2tp.trainer.errors import UsageError
@@ -131,6 +133,7 @@ def warm_start(
     variables: Variables,
     matched: MatchedRows = (None, ""),
     with_optimizer: bool = False,
+    weights: str = "averages",
 ) -> tuple[str, int]:
     """Loads trainable variables from tensors of the checkpoint with equal name and shape.
 
@@ -139,7 +142,9 @@ def warm_start(
     they are loaded from the checkpoint, or from the base of the checkpoint's own adapters.
 
     `variables` have their initial values, and `matched` is the result of `rows_between`. With
-    `with_optimizer`, the optimizer's variables and the step are loaded too.
+    `with_optimizer`, the optimizer's variables and the step are loaded too, and with them the
+    weights of the last step. Otherwise `weights` says which weights are loaded; see
+    `t2tp.choices.WEIGHTS`.
 
     Returns:
       (summary, step). The summary counts the loaded variables, and says why the other variables
@@ -153,6 +158,8 @@ def warm_start(
       UnusableCheckpointError: the checkpoint is damaged.
     """
     saved = find(source.path)
+    if weights == "averages" and not with_optimizer:
+        saved = RunWeights(saved.path)
     check_same_save(saved, variables.cluster)
     sources = source.renamed(sorted(_names_in(saved)))
     rows, _ = matched
@@ -240,7 +247,8 @@ def _slot_sources(
 
 # Outcomes of loading a variable.
 _LOADED, _RENAMED, _BY_TEXT = "loaded", "renamed", "with the rows of the same texts"
-_FITS = (_LOADED, _RENAMED, _BY_TEXT)
+_CUT, _LONGER = "cut to fewer positions", "with further positions, initialized"
+_FITS = (_LOADED, _RENAMED, _BY_TEXT, _CUT, _LONGER)
 
 # Max number of variables that a line names.
 _NAMED = 3
@@ -267,12 +275,29 @@ def _load(
         rows.load(saved, source, variable)
         return _BY_TEXT, name
     if there != shape:
-        return "of another shape, initialized", f"{name}, {there} in the checkpoint, {shape} here"
+        text = f"{name}, {there} in the checkpoint, {shape} here"
+        if variable.spec.shape.dimension_names[:1] != ["max_length"] or there[1:] != shape[1:]:
+            return "of another shape, initialized", text
+        _load_common_rows(saved, source, variable)
+        return _CUT if there > shape else _LONGER, text
     dtype = saved.dtypes()[source]
     if not dtype.is_floating and dtype != variable.spec.dtype:
         return "of another type, initialized", f"{name}, {dtype.name} in the checkpoint"
     load(saved, source, variable)
     return (_LOADED, name) if source == name else (_RENAMED, f"{name} from {source}")
+
+
+def _load_common_rows(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
+    """Loads the rows that the saved table has; further rows keep their initial values."""
+    shape, dtype, values = saved.shapes()[name], saved.dtypes()[name], {}
+    for begin, pnum in variable.local_owners().items():
+        initial = tf.convert_to_tensor(variable.value_of(pnum))
+        size = (min(len(initial), shape[0] - begin[0]), *initial.shape[1:])
+        values[begin] = initial
+        if size[0] > 0:
+            (value,) = saved.read([Slice(name, shape, begin, size, dtype)])
+            values[begin] = tf.concat([tf.cast(value, initial.dtype), initial[size[0] :]], 0)
+    assign_slices(variable, values)
 
 
 def _names_in(saved: Checkpoint) -> set[str]:
