@@ -37,7 +37,7 @@ from t2tp.problems.data.batch_stream import (
 )
 from t2tp.problems.data.columns import Column, open_columns
 from t2tp.problems.data.manifest import Manifest
-from t2tp.problems.data.row_index import IndexDirectory
+from t2tp.problems.data.row_index import IndexDirectory, check_indexes
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.metrics import compute
 from t2tp.problems.prepare import prepare, prepared
@@ -306,6 +306,7 @@ class Problem(Preparable):
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
         prepared.check_contents(self.name, directory, manifest, command, num_workers)
+        check_indexes(self.index_directory(data_dir).path)
         report_overlaps(self.name, {split: [self.stored(data_dir, split)] for split in self.splits})
         return manifest
 

@@ -26,6 +26,7 @@ from t2tp.problems.sources.records import ENDINGS, Records
 from t2tp.problems.text_files import FileProblem
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
+from t2tp.typed_files import read_json
 
 _CLASSES_FILE = "classes.json"
 
@@ -206,9 +207,7 @@ class Text2classRecords(RecordProblem, Text2ClassProblem):
         return super().vocab_sizes(data_dir)
 
     def _read_classes(self, directory: Path) -> None:
-        self.class_names = tuple(
-            json.loads((directory / _CLASSES_FILE).read_text(encoding="utf-8"))
-        )
+        self.class_names = read_json(directory / _CLASSES_FILE, tuple[str, ...])
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:

@@ -26,6 +26,7 @@ from t2tp.problems.vocab.vocabulary_file import (
     vocabulary_sha256,
     write_vocabulary,
 )
+from t2tp.typed_files import read_json
 
 
 class TextProblem(Problem):
@@ -73,7 +74,7 @@ class TextProblem(Problem):
         """Describes the sources that have changed, including another problem's vocabulary."""
         changed = super().changed_sources(directory)
         manifest = Manifest.read(directory)
-        source = Path(manifest.options.get("vocabulary_from") or directory).expanduser()
+        source = Path(str(manifest.options.get("vocabulary_from") or directory)).expanduser()
         if find_vocabulary(source) is None or vocabulary_sha256(source) == manifest.vocabulary:
             return changed
         return "; ".join(filter(None, [changed, f"the vocabulary in {source}"]))
@@ -108,7 +109,7 @@ class TextProblem(Problem):
             write_text(note, json.dumps([digested.count, digested.hexdigest()]))
             return write_vocabulary(directory, vocabulary)
         if note.is_file():  # A vocabulary that a mixture copied has no digest of its texts.
-            count, known = json.loads(note.read_text(encoding="utf-8"))
+            count, known = read_json(note, tuple[int, str])
             for _ in itertools.islice(digested, count):
                 pass
             if digested.hexdigest() != known:

@@ -214,6 +214,18 @@ class HParams:
         self._values.update(parsed)
         return parsed
 
+    def set_texts(self, name: str, given: str | list[str] | None) -> Any:
+        """Sets a hyperparameter to a text in the syntax of its type, or to a list of such texts.
+
+        Returns:
+          The value.
+
+        Raises:
+          AttributeError, TypeError, ValueError: see `set`.
+        """
+        self.set(name, self._declaration(name).type.of_texts(name, given))
+        return self._values[name]
+
     def assignments(self, names: Iterable[str]) -> str:
         """Formats values in the syntax of `parse`: `microbatches=2,recompute=layer`."""
         return ",".join(

@@ -5,8 +5,8 @@ from typing import Any
 
 from t2tp.suggestions import nearest
 
-# Max magnitudes. The devices compute with steps and sizes in int64, and with other numbers in
-# float32, and neither may overflow.
+# Max magnitudes of values without a `max`. The devices compute with steps and sizes in int64, and
+# with other numbers in float32, and neither may overflow.
 _LARGEST = {int: 10**12, float: 1e38}
 
 
@@ -44,7 +44,7 @@ class Limits:
             if each is not None and not self._allows(each):
                 raise ValueError(self._refusal(name, value))
             largest = _LARGEST.get(type(each))
-            if largest is not None and abs(each) > largest:
+            if self.max is None and largest is not None and abs(each) > largest:
                 raise ValueError(f"{name} is {value!r}, and must be at most {largest:,}")
 
     def _allows(self, value: Any) -> bool:

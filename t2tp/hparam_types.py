@@ -7,6 +7,8 @@ import numbers
 import re
 from typing import Any
 
+from t2tp.typed_files import Plain
+
 SCALARS = (bool, int, float, str)
 _TRUE = ("true", "t", "yes", "y", "on", "1")
 _FALSE = ("false", "f", "no", "n", "off", "0")
@@ -75,6 +77,27 @@ class ValueType:
         content = text[1:-1]
         elements = split_at_commas(content) if content.strip() else []
         return [self._read_scalar(name, element.strip(), text) for element in elements]
+
+    def of_texts(self, name: str, given: str | list[str] | None) -> Any:
+        """Converts the text of a value, or the texts of a list's elements, as YAML has them.
+
+        Raises:
+          TypeError, ValueError: the value is not of this type.
+        """
+        if isinstance(given, list) and (self.is_list or self.scalar is None):
+            return [self._of_text(name, text) for text in given]
+        is_none = isinstance(given, Plain) and given.lower() == "none" and self.nullable
+        if given is None or is_none or isinstance(given, list) or self.is_list:
+            return self.check(name, None if is_none else given)
+        return self._of_text(name, given)
+
+    def _of_text(self, name: str, text: str) -> Any:
+        if self.scalar is None:
+            return _guess(text) if isinstance(text, Plain) else text
+        value = _read_as(self.scalar, text)
+        if value is None:
+            raise _unreadable(name, self, text)
+        return str(value) if self.scalar is str else value
 
     def format(self, value: Any) -> str:
         """Returns the text from which `read` parses the value."""

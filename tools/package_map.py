@@ -71,7 +71,7 @@ PACKAGES = {
     "quiet": ("foundations", "TensorFlow's log"),
     "choices": ("foundations", "of hparams"),
     "scratch_directory": ("foundations", "left by no crash"),
-    "untrusted_json": ("foundations", "one reader"),
+    "typed_files": ("foundations", "one reader"),
     "toml": ("foundations", "tomllib"),
     "garbage_collection": ("foundations", "paused"),
     "optional_import": ("foundations", "packages that only some features need"),

@@ -8,6 +8,7 @@ from typing import Any
 import t2tp.hparams  # noqa: F401  (registers the sets)
 from t2tp import registry
 from t2tp.hparam import HParams
+from t2tp.hparam_types import declared_type
 from t2tp.registry import UnknownNameError
 from t2tp.suggestions import similar
 from t2tp.trainer import run_yaml
@@ -47,7 +48,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 
 
 def declared(values: Mapping[str, Any], set_name: str | None, model: str | None) -> HParams:
-    """Returns saved values as hparams, with the types and ranges that the run's set declares.
+    """Returns a `run.yaml`'s values as hparams, with the types and ranges of the run's set.
 
     If that set is not registered, a set of the run's model is used instead. A name that the set
     lacks gets the type of its value.
@@ -63,9 +64,10 @@ def declared(values: Mapping[str, Any], set_name: str | None, model: str | None)
         for name, value in values.items():
             if name in preset:
                 found.inherit(preset, [name])
-                found.set(name, value)
             else:
-                found.add(name, value, type="any" if value in (None, []) else None)
+                typed = declared_type(name, "any").of_texts(name, value)
+                found.add(name, typed, type="any" if typed in (None, []) else None)
+            found.set_texts(name, value)
     except TypeError as error:
         raise ValueError(str(error)) from error
     return found

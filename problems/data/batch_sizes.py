@@ -25,6 +25,12 @@ class BatchSizes:
 
     changes: tuple[tuple[int, int], ...]
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if the steps or sizes are impossible."""
+        steps = [step for step, _ in self.changes]
+        if steps[:1] != [0] or sorted({*steps}) != steps or any(n < 1 for _, n in self.changes):
+            raise ValueError(f"{self.changes} are no batch sizes from steps on")
+
     @classmethod
     def of(cls, batch_size: int | BatchSizes) -> BatchSizes:
         """Converts a constant batch size to `BatchSizes`; returns `BatchSizes` unchanged."""

@@ -142,7 +142,14 @@ class CheckedFile:
 
 
 def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Maps a file as an array, read on access."""
-    if not path.stat().st_size:  # an empty file cannot be mapped
+    """Maps a file as an array, read on access.
+
+    Raises:
+      DamagedDataError: the file ends within a number.
+    """
+    size = path.stat().st_size
+    if size % dtype.itemsize:
+        raise DamagedDataError(f"{path} has {size} bytes, not numbers of {dtype.itemsize} bytes")
+    if not size:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "r"))  # Still mapped; np.memmap slices slowly.

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from t2tp.problems.data.checked_file import CheckedFile
+from t2tp.problems.data.manifest import CHECKS_END, DamagedDataError
 from t2tp.problems.data.shards import OFFSET, Checks, read_checks, shard_name
 
 
@@ -24,7 +25,7 @@ class Column:
         """Maps the files of the values, one per shard, and the ".begins" files next to them."""
         self.dtype = np.dtype(dtype)
         self._none = np.empty(0, self.dtype)
-        checks = [_checks_of(path) for path in files]
+        checks = [read_checks(path.parent, path.stem) for path in files]
         self._values = [
             _open(path, self.dtype, each) for path, each in zip(files, checks, strict=True)
         ]
@@ -153,18 +154,10 @@ def open_columns(
     }
 
 
-def _checks_of(path: Path) -> Checks | None:
-    """Returns the checksums of a column's shard; None if there are none."""
-    try:
-        return read_checks(path.parent, path.stem)
-    except FileNotFoundError:
-        return None
-
-
-def _open(path: Path, dtype: np.dtype, checks: Checks | None) -> CheckedFile:
-    if checks is None:
-        return CheckedFile(path, dtype)
-    return CheckedFile(path, dtype, checks.crc32.get(path.name), checks.block_bytes)
+def _open(path: Path, dtype: np.dtype, checks: Checks) -> CheckedFile:
+    if path.name not in checks.crc32:
+        raise DamagedDataError(f"{path} has no checksums in {path.stem}{CHECKS_END}")
+    return CheckedFile(path, dtype, checks.crc32[path.name], checks.block_bytes)
 
 
 def _running(sizes: list[int]) -> np.ndarray:

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
+from t2tp.hparam_limits import Limits
 from t2tp.object_store.mirror import fill
 from t2tp.problems.data.progress import ProgressBar
+from t2tp.typed_files import Count, InvalidFileError, convert, read_json
 
 FILE_NAME = "manifest.json"
 
@@ -37,6 +38,9 @@ CHECKS_END = ".checks"
 
 # The key of `SplitSizes.skipped` for unusable samples.
 BAD = "bad"
+
+# Max bytes of such a file: the checksums of 500 GB with blocks of 64 KiB.
+MAX_CHECKS_BYTES = 64 << 20
 
 # Incremented when the layout of the files changes, so that old data is rejected.
 FORMAT = 2
@@ -61,11 +65,11 @@ class SplitSizes:
       skipped: number of samples skipped, by reason.
     """
 
-    examples: int
-    values: dict[str, int]
-    bytes: int = 0
+    examples: Count
+    values: dict[str, Count]
+    bytes: Count = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    shards: int = 1
+    shards: Annotated[int, Limits(min=1, max=99_999)] = 1
 
     @property
     def tokens(self) -> int:
@@ -95,7 +99,7 @@ class SplitSizes:
 class FileState:
     """The size of a file, and its hexadecimal SHA-256, when it was written."""
 
-    bytes: int
+    bytes: Count
     sha256: str
 
     @classmethod
@@ -106,6 +110,10 @@ class FileState:
             while block := file.read(1 << 20):
                 digest.update(block)
         return cls(path.stat().st_size, digest.hexdigest())
+
+
+# The dtypes of stored features. NumPy has others, such as objects, which are addresses in memory.
+Dtype = Literal["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"]
 
 
 @dataclass(frozen=True)
@@ -128,12 +136,21 @@ class Manifest:
     options: dict[str, Any]
     origin: dict[str, Any]
     versions: dict[str, str]
-    columns: dict[str, str]
+    columns: dict[str, Dtype]
     splits: dict[str, SplitSizes]
     vocabulary: str
     files: dict[str, FileState]
     format: int = FORMAT
     overlaps: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a name of a file outside of the directory."""
+        for name in (*self.columns, *self.splits):
+            if not name.isidentifier():
+                raise ValueError(f"{name!r} is no name of a column or split")
+        for name in self.files:
+            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+                raise ValueError(f"{name!r} is no file in this directory")
 
     def write(self, directory: Path) -> None:
         """Writes the manifest with its checksum into the directory."""
@@ -150,22 +167,18 @@ class Manifest:
         """
         path = directory / FILE_NAME
         try:
-            fields = untrusted_json.read_object(path)
-            if fields["format"] != FORMAT:
+            fields = read_json(path, {"format": int, "checksum": str})
+            if fields.get("format") != FORMAT:
                 raise DamagedDataError(
-                    f"{path} has format {fields['format']}, this version of t2tp reads {FORMAT}"
+                    f"{path} has format {fields.get('format')}, this version of t2tp reads {FORMAT}"
                 )
-            if fields.pop("checksum") != _checksum(fields):
+            if fields.pop("checksum", None) != _checksum(fields):
                 raise DamagedDataError(f"{path} has been changed since it was written")
-            fields["splits"] = {name: SplitSizes(**s) for name, s in fields["splits"].items()}
-            fields["files"] = {name: FileState(**s) for name, s in fields["files"].items()}
-            return cls(**fields)
+            return convert(fields, cls, path)
         except FileNotFoundError as error:
             raise DamagedDataError(f"{directory} has no {FILE_NAME}") from error
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, DamagedDataError):
-                raise
-            raise DamagedDataError(f"{path} is not a manifest: {error!r}") from error
+        except InvalidFileError as error:
+            raise DamagedDataError(str(error)) from error
 
     def check(self, directory: Path) -> None:
         """Checks the sizes of all files, and the contents of small files and checksum files.
@@ -174,6 +187,8 @@ class Manifest:
           DamagedDataError: a file is missing or changed; the message names it.
         """
         for name, state in self.files.items():
+            if name.endswith(CHECKS_END) and state.bytes > MAX_CHECKS_BYTES:
+                raise DamagedDataError(f"{directory / name} has {state.bytes:,} bytes")
             is_read = name.endswith(CHECKS_END) or state.bytes <= _SMALL_BYTES
             check_file(directory / name, state, read_up_to=state.bytes if is_read else 0)
 
@@ -231,7 +246,7 @@ def read_options(directory: Path) -> dict[str, Any]:
     with contextlib.suppress(DamagedDataError):
         return Manifest.read(directory).options
     try:
-        return untrusted_json.read_object(directory / OPTIONS_FILE)
+        return read_json(directory / OPTIONS_FILE, dict[str, Any])
     except (OSError, ValueError):  # lost as well, or there are no data yet
         return {}
 

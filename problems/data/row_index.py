@@ -14,8 +14,9 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -23,11 +24,13 @@ from absl import logging
 from t2tp.atomic_file import write_text
 from t2tp.problems.data import atomic_directory
 from t2tp.problems.data.checked_file import mapped
+from t2tp.problems.data.manifest import DamagedDataError, FileState, check_file
+from t2tp.typed_files import file_inside, read_json
 
 _RECORD = "index.json"
 
-# Increment this when the computation of indexes changes.
-_VERSION = 1
+# Increment this when the computation or the format of indexes changes.
+_VERSION = 2
 
 # Errors of a file system that is read-only, is full, or has no locks (some network file systems).
 _NOT_WRITABLE = (
@@ -43,34 +46,42 @@ class IndexDirectory(NamedTuple):
     data: str
 
 
+@dataclass(frozen=True)
+class _Record:
+    """The contents of `index.json`: the arrays' dtype, their files, and `IndexWriter.facts`."""
+
+    version: int
+    dtype: Literal["<u4", "<i8"]
+    files: dict[str, FileState]
+    facts: dict[str, int]
+
+
 class IndexWriter:
     """A writer of an index's arrays, piece by piece.
 
     Attributes:
-      facts: maps the names of the index's other fields to JSON values.
+      facts: the index's other fields by name.
+      files: the files of the arrays by name.
     """
 
     def __init__(self, path: Path, stack: contextlib.ExitStack, dtype: np.dtype):
-        self.facts: dict[str, Any] = {}
-        self.sizes: dict[str, int] = {}
+        self.facts: dict[str, int] = {}
+        self.files: dict[str, IO[bytes]] = {}
         self.dtype = dtype
         self._path = path
         self._stack = stack
-        self._files: dict[str, Any] = {}
 
     def add(self, name: str, values: np.ndarray) -> None:
         """Appends integers to the array of this name."""
-        if name not in self._files:
-            self._files[name] = self._stack.enter_context((self._path / name).open("wb"))
-            self.sizes[name] = 0
-        self._files[name].write(np.asarray(values).astype(self.dtype).tobytes())
-        self.sizes[name] += len(values)
+        if name not in self.files:
+            self.files[name] = self._stack.enter_context((self._path / name).open("wb"))
+        self.files[name].write(np.asarray(values).astype(self.dtype).tobytes())
 
 
 class Index(NamedTuple):
     """An open index: the fields that `IndexWriter` has set, and memory-mapped arrays by name."""
 
-    facts: dict[str, Any]
+    facts: dict[str, int]
     arrays: dict[str, np.ndarray]
 
 
@@ -88,11 +99,11 @@ def open_index(
     digest = hashlib.sha256(repr((_VERSION, directory.data, name)).encode()).hexdigest()[:16]
     path = directory.path / f"{name}-{digest}"
     try:
-        if not _is_complete(path):
+        if (index := _read(path, examples)) is None:
             with atomic_directory.exclusive_build(path):
-                if not _is_complete(path):
+                if (index := _read(path, examples)) is None:
                     _keep(path, examples, make)
-        return _read(path)
+        return index or _read(path, examples) or _temporary(examples, make)
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
             raise
@@ -118,19 +129,20 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
     try:
         _write(own_path, examples, make)
         atomic_directory.flush(own_path)
-        _give_name(own_path, path)
+        _give_name(own_path, path, examples)
     finally:
         shutil.rmtree(own_path, ignore_errors=True)
 
 
-def _give_name(own_path: Path, path: Path) -> None:
+def _give_name(own_path: Path, path: Path, examples: int) -> None:
     """Renames an index, unless another host has already stored the same index."""
     try:
         own_path.rename(path)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        if not _is_complete(path):  # damaged
+        if _read(path, examples) is None:
+            logging.warning("the index %s is damaged: making it again", path)
             shutil.rmtree(path)
             own_path.rename(path)
 
@@ -139,7 +151,8 @@ def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:
     """Computes an index in files that are deleted, but stay mapped while they are used."""
     with tempfile.TemporaryDirectory(prefix="t2tp-index-") as directory:
         _write(Path(directory), examples, make)
-        return _read(Path(directory))
+        record = read_json(Path(directory, _RECORD), _Record)
+        return _mapped(Path(directory), record)
 
 
 def _write(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> None:
@@ -147,27 +160,50 @@ def _write(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> No
     with contextlib.ExitStack() as stack:
         writer = IndexWriter(path, stack, dtype)
         make(writer)
-    record = {"dtype": dtype.str, "sizes": writer.sizes, "facts": writer.facts}
-    write_text(path / _RECORD, json.dumps(record) + "\n")
+    states = {name: asdict(FileState.from_file(path / name)) for name in writer.files}
+    fields = {"version": _VERSION, "dtype": dtype.str, "files": states, "facts": writer.facts}
+    write_text(path / _RECORD, json.dumps(fields) + "\n")
 
 
-def _is_complete(path: Path) -> bool:
-    """Whether an index exists with all its bytes."""
+def check_indexes(directory: Path) -> None:
+    """Checks every byte of the indexes in a directory.
+
+    Raises:
+      DamagedDataError: an index is damaged.
+    """
+    for path in directory.glob(f"*/{_RECORD}"):
+        try:
+            # Nobody opens the indexes of other versions.
+            if read_json(path, {"version": int}).get("version") == _VERSION:
+                _checked_record(path.parent)
+        except ValueError as error:
+            raise DamagedDataError(
+                f"the index {path.parent} is damaged ({error}): training makes it again"
+            ) from error
+
+
+def _read(path: Path, examples: int) -> Index | None:
+    """Opens an index; None if it does not exist or is damaged."""
     try:
-        record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-        itemsize = np.dtype(record["dtype"]).itemsize
-        return all(
-            (path / name).stat().st_size == size * itemsize
-            for name, size in record["sizes"].items()
-        )
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
-        return False
+        index = _mapped(path, _checked_record(path))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    largest = {name: array.max(initial=0) for name, array in index.arrays.items()}
+    is_right = all(n < examples + (name == "begins") for name, n in largest.items())
+    return index if is_right else None
 
 
-def _read(path: Path) -> Index:
-    record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-    arrays = {name: mapped(path / name, np.dtype(record["dtype"])) for name in record["sizes"]}
-    return Index(record["facts"], arrays)
+def _checked_record(path: Path) -> _Record:
+    """Reads the record of an index, and checks the files; raises ValueError if one is damaged."""
+    record = read_json(path / _RECORD, _Record)
+    for name, state in record.files.items():
+        check_file(file_inside(path, name), state, read_up_to=state.bytes)
+    return record
+
+
+def _mapped(path: Path, record: _Record) -> Index:
+    dtype = np.dtype(record.dtype)
+    return Index(record.facts, {name: mapped(path / name, dtype) for name in record.files})
 
 
 def pieces(count: int, step: int) -> Iterator[tuple[int, int]]:

@@ -185,10 +185,10 @@ def _open(
 ) -> Index:
     """Opens an index, and warns of examples that are too long."""
     index = open_index(texts.directory, texts.name(arrangement, length), len(texts), make)
-    if index.facts["too_long"]:
+    if index.facts.get("too_long"):
         logging.warning(
             f"{texts.what}: {index.facts['too_long']} of {len(texts)} examples are {reaction}, as"
-            f" they are longer than length {length} (the longest has {index.facts['longest']}"
+            f" they are longer than length {length} (the longest has {index.facts.get('longest')}"
             " tokens)"
         )
     return index

@@ -23,23 +23,25 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import numpy as np
 
-from t2tp import untrusted_json
 from t2tp.atomic_file import unfinished_path
+from t2tp.hparam_limits import Limits
 from t2tp.problems.data.manifest import (
     BAD,
     CHECKS_END,
+    MAX_CHECKS_BYTES,
     DamagedDataError,
     FileState,
     SplitSizes,
     check_file,
 )
 from t2tp.problems.data.sample_digest import SampleDigest
+from t2tp.typed_files import read_json
 
 # Signed, because NumPy compares uint64 with int64 in floating point.
 OFFSET = np.dtype("<i8")
@@ -74,18 +76,42 @@ class Checks(NamedTuple):
     crc32: dict[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class _StoredChecks:
+    """The contents of the file of checksums: `Checks` with hexadecimal numbers."""
+
+    samples: str
+    bad: list[str]
+    block_bytes: Annotated[int, Limits(min=1, max=1 << 26)]
+    crc32: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _ShardRecord:
+    """The contents of the JSON file of a shard."""
+
+    sizes: SplitSizes
+    files: dict[str, FileState]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a name of a file outside of the directory."""
+        for name in self.files:
+            if Path(name).name != name:
+                raise ValueError(f"{name!r} is not the plain name of a file")
+
+
 def finished(directory: Path, name: str) -> tuple[SplitSizes, dict[str, FileState]] | None:
     """Returns the sizes and files of a complete, undamaged shard, or None."""
     record, checks = directory / f"{name}.json", directory / f"{name}{CHECKS_END}"
     try:
-        fields = json.loads(record.read_text(encoding="utf-8"))
-        files = {file: FileState(**state) for file, state in fields["files"].items()}
-        for file, state in files.items():
+        shard = read_json(record, _ShardRecord)
+        files = dict(shard.files)
+        for file, state in shard.files.items():
             check_file(directory / file, state, read_up_to=state.bytes)
         read_checks(directory, name)
         files |= {path.name: FileState.from_file(path) for path in (checks, record)}
-        return SplitSizes(**fields["sizes"]), files
-    except (FileNotFoundError, DamagedDataError, KeyError, TypeError, ValueError):
+        return shard.sizes, files
+    except (FileNotFoundError, ValueError):
         return None
 
 
@@ -98,18 +124,17 @@ def read_checks(directory: Path, name: str) -> Checks:
     """Reads the checksums of a shard.
 
     Raises:
-      FileNotFoundError: the shard has no checksums.
-      DamagedDataError: the checksums cannot be read.
+      DamagedDataError: the shard has no checksums, or they cannot be read.
     """
     path = directory / f"{name}{CHECKS_END}"
     try:
-        fields = untrusted_json.read_object(path)
+        stored = read_json(path, _StoredChecks, MAX_CHECKS_BYTES)
         crc32 = {
-            file: np.frombuffer(bytes.fromhex(c), "<u4") for file, c in fields["crc32"].items()
+            file: np.frombuffer(bytes.fromhex(text), "<u4") for file, text in stored.crc32.items()
         }
-        return Checks(**{**fields, "crc32": crc32})
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DamagedDataError(f"{path} cannot be read: {error!r}") from error
+    except (FileNotFoundError, ValueError) as error:
+        raise DamagedDataError(f"{path} cannot be read: {error}") from error
+    return Checks(stored.samples, stored.bad, stored.block_bytes, crc32)
 
 
 class ShardWriter:

@@ -16,7 +16,7 @@ from absl import logging
 
 from t2tp.problems.data import atomic_directory, manifest
 from t2tp.problems.data.columns import open_columns
-from t2tp.problems.data.manifest import FileState, Manifest, SplitSizes
+from t2tp.problems.data.manifest import Dtype, FileState, Manifest, SplitSizes
 from t2tp.problems.data.sample_digest import TEXTS_NOTE, ChangedSourcesError
 from t2tp.problems.data.shards import finished_names, read_checks
 from t2tp.problems.prepare.open_samples import OpenSamples, remove_spooled
@@ -25,6 +25,7 @@ from t2tp.problems.prepare.plan import plan_of, versions
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings, beam_for_downloads
 from t2tp.problems.prepare.shard_generation import make_shards
+from t2tp.typed_files import convert
 
 # Max number of bad samples that warnings name.
 _NAMED = 10
@@ -179,7 +180,12 @@ def _write_manifest(problem: Preparable, directory: Path, contents: _Contents) -
         problem.generation_options(),
         contents.provenance,
         versions(),
-        {name: np.dtype(dtype).str for name, dtype in contents.columns.items()},
+        convert(
+            {name: np.dtype(dtype).str for name, dtype in contents.columns.items()},
+            dict[str, Dtype],
+            problem.name,
+            "columns",
+        ),
         contents.splits,
         files[contents.vocabulary].sha256 if contents.vocabulary else "",
         dict(sorted(files.items())),

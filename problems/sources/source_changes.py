@@ -4,14 +4,26 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from t2tp.atomic_file import write_text
 from t2tp.problems.data.manifest import SOURCES_FILE
 from t2tp.problems.sources.user_files import matching
+from t2tp.typed_files import read_json
 
 # Files are compared by size in bytes and modification time in nanoseconds.
 _State = list[int]
+# Max bytes of the record, which has about 100 bytes for each file.
+_MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The contents of the record: absolute patterns, and the states of the files that match."""
+
+    patterns: list[str]
+    files: dict[str, _State]
 
 
 def write_sources(directory: Path, patterns: Iterable[str]) -> None:
@@ -23,12 +35,15 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
 
 def changed_sources(directory: Path) -> str:
     """Describes changes since `write_sources`; "" if none, or if no file exists any more."""
-    record = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
-    old_states: dict[str, _State] = record["files"]
-    states = _states({*_matching(record["patterns"]), *old_states})
+    record = read_json(directory / SOURCES_FILE, _Record, _MAX_BYTES)
+    old_states = record.files
+    states = _states(old_states)
     gone = [path for path in old_states if path not in states]
     if len(gone) == len(old_states):  # the data were copied from another machine
         return ""
+    # Patterns of somebody else's data could match the whole file system.
+    if any(states.get(path) == state for path, state in old_states.items()):
+        states = {**_states(_matching(record.patterns)), **states}
     changes = {
         "changed": [
             path for path in old_states if path in states and states[path] != old_states[path]

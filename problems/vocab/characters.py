@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,17 @@ from t2tp.problems.vocab.vocabulary import (
     byte_fallback,
     reserved_token_bytes,
 )
+from t2tp.typed_files import parse_json
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The contents of the file of a `CharacterVocabulary`."""
+
+    characters: str
 
 
 class CharacterVocabulary(Vocabulary):
@@ -36,7 +45,7 @@ class CharacterVocabulary(Vocabulary):
     @classmethod
     def read(cls, contents: bytes) -> CharacterVocabulary:
         """Reads the vocabulary from the contents of its file."""
-        return cls(json.loads(contents)["characters"])
+        return cls(parse_json(contents, cls.file_name, _Contents).characters)
 
     def contents(self) -> bytes:
         """Returns the characters as JSON."""

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, named_tokens, read_if_there
 from t2tp.problems.vocab.template_process import TemplateProcess
+from t2tp.typed_files import file_inside, read_text
 
 TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = CONFIG_FILES[0]
 
 # Earlier versions of Jinja let a template leave the sandbox.
 _MIN_JINJA = (3, 1, 6)
-# Max processor time of a rendering, in seconds.
-MAX_SECONDS = 10.0
+# Max bytes of a template, and max processor time of a rendering, in seconds.
+_MAX_BYTES, MAX_SECONDS = 1 << 20, 10.0
 
 # A message has a `role`, such as "user" or "assistant", and mostly `content`, a text.
 Messages = Sequence[Mapping[str, Any]]
@@ -156,13 +156,11 @@ def messages_of(value: Any) -> Messages:
 def _read_source(directory: Path) -> str | None:
     """Returns a directory's template; of several templates, the template named `default`."""
     with contextlib.suppress(FileNotFoundError):
-        return untrusted_json.read_text(directory / TEMPLATE_FILE)
-    path = directory / _CONFIG_FILE
-    found = read_if_there(path).get("chat_template")
-    with untrusted_json.as_damaged(path):
-        if isinstance(found, list):
-            found = {each.get("name"): each.get("template") for each in found}.get("default")
-    untrusted_json.check_types({"chat_template": found}, path, {"chat_template": str})
+        return read_text(file_inside(directory, TEMPLATE_FILE), _MAX_BYTES)
+    schema = {"chat_template": list[dict[str, str]] | str}
+    found = read_if_there(directory / _CONFIG_FILE, schema).get("chat_template")
+    if isinstance(found, list):
+        return {each.get("name"): each.get("template") for each in found}.get("default")
     return found
 
 

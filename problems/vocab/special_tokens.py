@@ -6,9 +6,9 @@ name them only in `config.json`, or not at all.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from t2tp import untrusted_json
+from t2tp.typed_files import MAX_BYTES, MAX_TOKENIZER_BYTES, Schema, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 # Files that name special tokens; the first file that names a token counts.
@@ -16,6 +16,18 @@ CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 # Files that list the ids of tokens that end a text.
 GENERATION_FILE = "generation_config.json"
 _ID_FILES = (GENERATION_FILE, "config.json")
+
+
+class _AddedToken(TypedDict):
+    id: int
+    content: str
+
+
+# The entries of a `tokenizer.json` that have the ids of tokens.
+_TOKENIZER: Schema = {
+    "model": {"vocab": dict[str, int] | list[tuple[str, float]]},
+    "added_tokens": list[_AddedToken],
+}
 
 # BERT's special tokens, which BERT's oldest files do not name.
 _BERT_TOKENS = {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
@@ -84,29 +96,25 @@ def token_ids(path: Path) -> dict[str, int]:
       ValueError: the file is damaged.
       OSError: the file cannot be read.
     """
-    tokenizer = read_if_there(path)
-    with untrusted_json.as_damaged(path):
-        pieces = (tokenizer.get("model") or {}).get("vocab") or {}
-        if isinstance(pieces, list):  # pieces and their log-probabilities
-            pieces = {piece[0]: number for number, piece in enumerate(pieces)}
-        added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
-        found = {**pieces, **added}
-    untrusted_json.check_values(found, path, int)
-    return found
+    tokenizer = read_if_there(path, _TOKENIZER, MAX_TOKENIZER_BYTES)
+    pieces = (tokenizer.get("model") or {}).get("vocab") or {}
+    if isinstance(pieces, list):  # pieces and their log-probabilities
+        pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
+    added = tokenizer.get("added_tokens") or ()
+    return {**pieces, **{each["content"]: each["id"] for each in added}}
 
 
-def read_if_there(path: Path) -> dict[str, Any]:
+def read_if_there(
+    path: Path, schema: Schema = dict[str, Any], max_bytes: int = MAX_BYTES
+) -> dict[str, Any]:
     """Reads a JSON object; {} without the file."""
     try:
-        return untrusted_json.read_object(path)
+        return read_json(path, schema, max_bytes)
     except FileNotFoundError:
         return {}
 
 
 def end_ids(path: Path) -> list[int]:
     """Returns the ids of the tokens that end a text, from a model's config file."""
-    ends = read_if_there(path).get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [ends]
-    for each in ends:
-        untrusted_json.check_types({"eos_token_id": each}, path, {"eos_token_id": int})
-    return [each for each in ends if each is not None]
+    ends = read_if_there(path, {"eos_token_id": list[int | None] | int}).get("eos_token_id")
+    return [each for each in (ends if isinstance(ends, list) else [ends]) if each is not None]

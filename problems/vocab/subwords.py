@@ -53,7 +53,10 @@ class SubwordVocabulary(Vocabulary):
         import sentencepiece  # Here, so that importing this package does not load its library.
 
         self.model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f"it is not a model of SentencePiece ({error})") from error
 
     @cached_property
     def is_lossless(self) -> bool:  # type: ignore[override]

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t2tp import untrusted_json
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, TOKENIZER_FILE, read_special_tokens
 from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.typed_files import MAX_TOKENIZER_BYTES, Count, file_inside, parse_json, read_text
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The contents of the file of a `TokenizerVocabulary`: the arguments of its constructor."""
+
+    tokenizer: str
+    eos_token: str
+    begin_token: str | None = None
+    end_ids: tuple[Count, ...] = ()
 
 
 class TokenizerVocabulary(Vocabulary):
@@ -65,13 +76,8 @@ class TokenizerVocabulary(Vocabulary):
     @classmethod
     def read(cls, contents: bytes) -> TokenizerVocabulary:
         """Reads the vocabulary from the contents of its file."""
-        fields = json.loads(contents)
-        return cls(
-            fields["tokenizer"],
-            fields["eos_token"],
-            fields.get("begin_token"),
-            fields.get("end_ids", ()),
-        )
+        fields = parse_json(contents, cls.file_name, _Contents, 2 * MAX_TOKENIZER_BYTES)
+        return cls(fields.tokenizer, fields.eos_token, fields.begin_token, fields.end_ids)
 
     @classmethod
     def from_directory(cls, directory: Path) -> TokenizerVocabulary:
@@ -80,7 +86,7 @@ class TokenizerVocabulary(Vocabulary):
         Raises:
           ValueError: the directory's files name no token that ends a text, or are damaged.
         """
-        text = untrusted_json.read_text(directory / TOKENIZER_FILE)
+        text = read_text(file_inside(directory, TOKENIZER_FILE), MAX_TOKENIZER_BYTES)
         special = read_special_tokens(directory)
         if not special.end:
             raise ValueError(
@@ -138,7 +144,7 @@ class TokenizerVocabulary(Vocabulary):
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token; see `Vocabulary.token_bytes`."""
-        fields = json.loads(self._text)
+        fields = parse_json(self._text, TOKENIZER_FILE, dict[str, Any], MAX_TOKENIZER_BYTES)
         special = {each["id"] for each in fields.get("added_tokens") or () if each.get("special")}
         kinds = _decoder_kinds(fields.get("decoder"))
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)

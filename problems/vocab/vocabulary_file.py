@@ -9,6 +9,7 @@ from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
 from t2tp.problems.vocab.subwords import SubwordVocabulary
 from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.typed_files import MAX_TOKENIZER_BYTES, InvalidFileError, read_bytes
 
 
 def write_vocabulary(directory: Path, vocabulary: Vocabulary) -> str:
@@ -25,15 +26,24 @@ def find_vocabulary(directory: Path) -> Path | None:
 
 
 def load_vocabulary(directory: Path) -> Vocabulary:
-    """Reads the vocabulary in a problem's directory; raises FileNotFoundError if there is none."""
+    """Reads the vocabulary in a problem's directory.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: the file is damaged.
+    """
     file = _existing_file(directory)
-    if file.name == SubwordVocabulary.file_name:
-        return SubwordVocabulary(file.read_bytes())
     if file.name == TOKENIZER_FILE:
         return TokenizerVocabulary.from_directory(directory)
-    if file.name == TokenizerVocabulary.file_name:
-        return TokenizerVocabulary.read(file.read_bytes())
-    return CharacterVocabulary.read(file.read_bytes())
+    contents = read_bytes(file, 2 * MAX_TOKENIZER_BYTES)
+    try:
+        if file.name == SubwordVocabulary.file_name:
+            return SubwordVocabulary(contents)
+        if file.name == TokenizerVocabulary.file_name:
+            return TokenizerVocabulary.read(contents)
+        return CharacterVocabulary.read(contents)
+    except ValueError as error:
+        raise InvalidFileError(f"{file} is damaged: {error}") from error
 
 
 def vocabulary_sha256(directory: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from t2tp.untrusted_json import UntrustedFileError
+from t2tp.typed_files import InvalidFileError
 
 # Error codes of paths that are missing or not files.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -52,7 +52,7 @@ def as_unusable(what: str) -> Iterator[None]:
     except OSError as error:
         kind = DamagedCheckpointError if error.errno in _NO_FILE else UnusableCheckpointError
         raise kind(f"{what} cannot be read: {error}.") from error
-    except UntrustedFileError as error:
+    except InvalidFileError as error:
         raise DamagedCheckpointError(f"{what} is damaged: {error}.") from error
 
 

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from t2tp.checkpoint.errors import UnusableCheckpointError
-from t2tp.checkpoint.reading import Checkpoint
+from t2tp.checkpoint.reading import BASE, Checkpoint
 from t2tp.object_store.mirror import address_of, local_path
-
-# Key of the reference in the metadata.
-BASE = "base"
 
 
 class BaseError(ValueError):

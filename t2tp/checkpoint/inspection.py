@@ -6,7 +6,8 @@ import math
 import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint
-from t2tp.checkpoint.variables import TRAINABLE, named_shape, saved_layout, slices_as_saved
+from t2tp.checkpoint.reading import TRAINABLE
+from t2tp.checkpoint.variables import named_shape, saved_layout, slices_as_saved
 from t2tp.mesh.storage import name_in_use
 from t2tp.text_table import text_table
 

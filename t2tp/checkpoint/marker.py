@@ -11,9 +11,8 @@ import json
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from t2tp import untrusted_json
 from t2tp.checkpoint import files
 from t2tp.checkpoint.errors import (
     DamagedCheckpointError,
@@ -21,11 +20,18 @@ from t2tp.checkpoint.errors import (
     as_unusable,
     checkpoint_in,
 )
+from t2tp.hparam_limits import Limits
+from t2tp.typed_files import Count, InvalidFileError, convert, parse_json, read_bytes
 
 NAME = "FINISHED"
 METADATA = "metadata.json"
 VARIABLES = "variables"
 FORMAT = 1
+
+# Max seconds since 1970, at the end of the year 9999.
+_MAX_SECONDS = 253402300799
+# Max bytes of the index and of the metadata, which are read completely.
+MAX_SMALL_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,13 @@ class FileRecord:
     The hash of a data file is "", because the index has TensorFlow's checksum of each slice.
     """
 
-    size: int
+    size: Count
     sha256: str = ""
 
     @classmethod
     def from_file(cls, path: Path) -> FileRecord:
         """Records a file's size and hash; reads the whole file."""
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_SMALL_BYTES)
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
 
@@ -58,11 +64,17 @@ class Marker:
       saved_at: time of the save, in seconds since 1970.
     """
 
-    step: int
+    step: Count
     files: dict[str, FileRecord]
     float16: tuple[str, ...]
     writers: tuple[str, ...]
-    saved_at: float
+    saved_at: Annotated[float, Limits(min=0, max=_MAX_SECONDS)]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if a file's name has a directory."""
+        for name in self.files:
+            if Path(name).name != name or "\0" in name:
+                raise ValueError(f"{name!r} is not the plain name of a file")
 
     def write(self, directory: Path) -> None:
         """Writes the marker. Afterwards the save only renames the directory."""
@@ -79,22 +91,19 @@ class Marker:
         """
         with as_unusable(checkpoint_in(directory)):
             content = cls._content(directory)
-        damaged = DamagedCheckpointError(
-            f"{checkpoint_in(directory)} is damaged: its file {NAME} has changed;"
-            " copy it again from where it is intact, or use another checkpoint."
-        )
         body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
         if digest != _digest(body):
-            raise damaged
-        try:
-            return cls._of_fields(directory, untrusted_json.parse_object(body, NAME))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise damaged from error
+            raise DamagedCheckpointError(
+                f"{checkpoint_in(directory)} is damaged: its file {NAME} has changed;"
+                " copy it again from where it is intact, or use another checkpoint."
+            )
+        with as_unusable(checkpoint_in(directory)):
+            return cls._of_fields(directory, parse_json(body, NAME, {"format": int}))
 
     @classmethod
     def _content(cls, directory: Path) -> bytes:
         try:
-            return untrusted_json.read_bytes(directory / NAME)
+            return read_bytes(directory / NAME)
         except (FileNotFoundError, NotADirectoryError):
             reason = "it was never finished" if directory.is_dir() else "there is no such directory"
             raise DamagedCheckpointError(
@@ -103,7 +112,7 @@ class Marker:
 
     @classmethod
     def _of_fields(cls, directory: Path, fields: dict[str, Any]) -> Marker:
-        version = fields["format"]
+        version = fields.pop("format", None) or 0
         if version > FORMAT:
             raise NewerFormatError(
                 f"{checkpoint_in(directory)} has format {version}; this version of t2tp reads"
@@ -111,14 +120,8 @@ class Marker:
                 " checkpoint elsewhere to resume from the checkpoint before it."
             )
         if version != FORMAT:
-            raise ValueError(f"there is no format {version}")
-        return cls(
-            step=fields["step"],
-            files={name: FileRecord(**record) for name, record in fields["files"].items()},
-            float16=tuple(fields["float16"]),
-            writers=tuple(fields["writers"]),
-            saved_at=fields["saved_at"],
-        )
+            raise InvalidFileError(f"{NAME}: there is no format {version}")
+        return convert(fields, cls, NAME)
 
     def check_files(self, directory: Path) -> None:
         """Checks the sizes of all files, and the content of the index and the metadata.

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from absl import logging
 
-from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
 from t2tp.best_metric import BestMetric
+from t2tp.typed_files import read_json
 
 METRICS = "metrics.json"
 
@@ -37,20 +37,12 @@ def read_metrics(directory: Path) -> dict[str, float]:
     """
     path = directory / METRICS
     try:
-        metrics = untrusted_json.read_object(path)
+        return read_json(path, dict[str, float], allow_infinite=True)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         logging.warning("Skipping %s, which cannot be read: %s", path, error)
         return {}
-    if not all(map(_is_number, metrics.values())):
-        logging.warning("Skipping %s, which is damaged: it is not numbers by name", path)
-        return {}
-    return metrics
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def best_of(goal: BestMetric, directories: Mapping[int, Path]) -> tuple[int, float] | None:

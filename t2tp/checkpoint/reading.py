@@ -4,14 +4,14 @@ import functools
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
 
-from t2tp import untrusted_json
 from t2tp.checkpoint import files
 from t2tp.checkpoint.data_ranges import Table, data_ranges, read_index
 from t2tp.checkpoint.errors import (
@@ -20,12 +20,39 @@ from t2tp.checkpoint.errors import (
     as_unusable,
     checkpoint_in,
 )
-from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker, data_file, wrong_content
+from t2tp.checkpoint.marker import METADATA, NAME, VARIABLES, Marker, data_file, wrong_content
 from t2tp.checkpoint.slices import Slice
 from t2tp.object_store import mirror
 from t2tp.suggestions import check_known
+from t2tp.typed_files import InvalidFileError, Schema, convert, read_json
 
 _PREFIX = b"/" + VARIABLES.encode()
+
+# Keys of the metadata: the variables and their layout, the checkpoint with the frozen weights, the
+# steps of averaged checkpoints, and (step, batch size from that step on).
+DIMENSIONS, TRAINABLE, MESH_SHAPE, LAYOUT = "dimensions", "trainable", "mesh_shape", "layout"
+BASE, AVERAGED, BATCH_SIZES = "base", "averaged", "batch_sizes"
+
+
+@dataclass(frozen=True)
+class BaseReference:
+    """The metadata of `BASE`; see `frozen_base.py`."""
+
+    path: str
+    save_id: str
+    names: dict[str, str]
+
+
+_METADATA: Schema = {
+    DIMENSIONS: dict[str, list[str]],
+    TRAINABLE: list[str],
+    MESH_SHAPE: str,
+    LAYOUT: str,
+    BASE: BaseReference,
+    AVERAGED: list[int],
+    BATCH_SIZES: list[tuple[int, int]],
+    "random_seed": int,
+}
 
 # TensorFlow's errors about data files that contradict the index.
 _WRONG_DATA = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError)
@@ -55,7 +82,9 @@ class Checkpoint:
         self.step = self._marker.step
         self.saved_at = self._marker.saved_at
         with as_unusable(checkpoint_in(self.path)):
-            self.metadata = untrusted_json.read_object(self.path / METADATA)
+            metadata = read_json(self.path / METADATA, dict[str, Any])
+            convert(metadata, _METADATA, METADATA)
+            self.metadata = {name: value for name, value in metadata.items() if value is not None}
             with files.tensorflow_path(self.path) as location:
                 reader = tf.compat.v1.train.NewCheckpointReader(location + _PREFIX)
         self._shapes = {
@@ -63,6 +92,17 @@ class Checkpoint:
         }
         self._dtypes = dict(reader.get_variable_to_dtype_map())
         self._dtypes.update(dict.fromkeys(self._marker.float16, tf.float16))
+        with as_unusable(checkpoint_in(self.path)):
+            self._check_metadata()
+
+    def _check_metadata(self) -> None:
+        """Raises InvalidFileError if the metadata describe other variables."""
+        for name in {*self.metadata.get(TRAINABLE, ()), *self._marker.float16} - {*self._shapes}:
+            raise InvalidFileError(f"{METADATA} or {NAME} names {name!r}, which is no variable")
+        for name, dimensions in self.metadata.get(DIMENSIONS, {}).items():
+            shape = self._shapes.get(name)
+            if shape is not None and len(dimensions) != len(shape):
+                raise InvalidFileError(f"{METADATA}: {DIMENSIONS}.{name} is of no shape {shape}")
 
     @property
     def save_id(self) -> str:

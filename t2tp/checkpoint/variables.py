@@ -9,14 +9,15 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import upstream
-from t2tp.checkpoint.frozen_base import BASE, base_with, check_has, reference
-from t2tp.checkpoint.reading import Checkpoint
+from t2tp.checkpoint.errors import DamagedCheckpointError, checkpoint_in
+from t2tp.checkpoint.frozen_base import base_with, check_has, reference
+from t2tp.checkpoint.reading import BASE, DIMENSIONS, LAYOUT, MESH_SHAPE, TRAINABLE, Checkpoint
 from t2tp.checkpoint.slices import Slice
 from t2tp.mesh.layout import Layout
 from t2tp.program.variables import SlicedVariable, Variables, padded
 
-# Keys of the metadata: the variables, and their layout.
-DIMENSIONS, TRAINABLE, MESH_SHAPE, LAYOUT = "dimensions", "trainable", "mesh_shape", "layout"
+# Max number of processors of a mesh that has saved a checkpoint.
+_MAX_PROCESSORS = 1 << 20
 
 
 class CheckpointMismatchError(ValueError):
@@ -82,7 +83,15 @@ def saved_layout(saved: Checkpoint) -> Layout | None:
     """Returns the layout in which a checkpoint was saved; None if it is not recorded."""
     if MESH_SHAPE not in saved.metadata:
         return None
-    return Layout(saved.metadata[MESH_SHAPE], saved.metadata[LAYOUT])
+    try:
+        layout = Layout(saved.metadata[MESH_SHAPE], saved.metadata.get(LAYOUT, ""))
+    except ValueError as error:
+        raise DamagedCheckpointError(f"{checkpoint_in(saved.path)} is damaged: {error}.") from error
+    if layout.size > _MAX_PROCESSORS:
+        raise DamagedCheckpointError(
+            f"{checkpoint_in(saved.path)} is damaged: it has a mesh of {layout.size:,} processors."
+        )
+    return layout
 
 
 def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:

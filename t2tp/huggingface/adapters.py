@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint, Slice
-from t2tp.checkpoint.frozen_base import BASE, open_base
-from t2tp.checkpoint.variables import TRAINABLE
+from t2tp.checkpoint.frozen_base import open_base
+from t2tp.checkpoint.reading import BASE, TRAINABLE
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.safetensors_file import DTYPES, create
 from t2tp.huggingface.tensor_map import Piece, Variable

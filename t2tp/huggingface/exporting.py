@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint, Slice
-from t2tp.checkpoint.variables import MESH_SHAPE, TRAINABLE, slices_as_saved
+from t2tp.checkpoint.reading import MESH_SHAPE, TRAINABLE
+from t2tp.checkpoint.variables import slices_as_saved
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.importing import Progress
 from t2tp.huggingface.model_directory import INDEX_FILE, WEIGHTS_FILE

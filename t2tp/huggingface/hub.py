@@ -3,15 +3,14 @@
 import re
 from pathlib import Path
 
-from t2tp import untrusted_json
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.known_types import find_type
 from t2tp.huggingface.model_directory import (
     CONFIG_FILE,
     IMAGES_FILE,
     INDEX_FILE,
     WEIGHTS_FILE,
-    read_json,
+    read_config,
+    read_weight_map,
 )
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.chat_template import TEMPLATE_FILE
@@ -52,13 +51,10 @@ def local_directory(name: str, cluster: Cluster) -> Path:
 def _download(model: str, revision: str | None) -> Path:
     """Downloads config and tokenizer; and the weights, if t2tp supports the config's type."""
     directory = _snapshot(model, revision, _SMALL_FILES)
-    config = read_json(directory / CONFIG_FILE, {"model_type": str, "architectures": list})
-    find_type(str(config.get("model_type")), config.get("architectures"))
+    read_config(directory)
     weights = [WEIGHTS_FILE]
     if (directory / INDEX_FILE).exists():
-        files = read_json(directory / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
-        untrusted_json.check_values(files, directory / INDEX_FILE, str)
-        weights = sorted(set(files.values()))
+        weights = sorted(set(read_weight_map(directory).values()))
     # The directory's name is the commit, so all files come from the same commit.
     return _snapshot(model, directory.name, weights)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Slice
-from t2tp.checkpoint.variables import DIMENSIONS, TRAINABLE
+from t2tp.checkpoint.reading import DIMENSIONS, TRAINABLE
 from t2tp.huggingface.model_directory import ModelDirectory
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
 from t2tp.processes.cluster import ALONE, Cluster

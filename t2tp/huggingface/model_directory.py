@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from t2tp import untrusted_json
+from t2tp import typed_files
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.known_types import find_type
@@ -20,7 +20,7 @@ from t2tp.huggingface.safetensors_file import TensorInfo, read_header
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Variable, variables
 from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE, read_special_tokens, token_ids
 from t2tp.suggestions import nearest
-from t2tp.untrusted_json import Types
+from t2tp.typed_files import Schema
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -48,8 +48,7 @@ class ModelDirectory:
             raise ConversionError(
                 f"{path} is no directory: name one with {CONFIG_FILE} and weights"
             )
-        config = read_json(path / CONFIG_FILE, {"model_type": str, "architectures": list})
-        model_type = find_type(str(config.get("model_type")), config.get("architectures"))
+        config, model_type = read_config(path)
         return cls(path, config, model_type, _tensors(path, model_type.renamed))
 
     def hparams(self) -> HParams:
@@ -157,15 +156,38 @@ class ModelDirectory:
         return any(re.fullmatch(pattern, plain) for pattern in self.model_type.ignored)
 
 
-def read_json(path: Path, types: Types | None = None) -> dict[str, Any]:
-    """Reads a JSON object from a file; raises ConversionError if the file is missing.
+def read_config(directory: Path) -> tuple[dict[str, Any], ModelType]:
+    """Reads the config of a model, and finds the model's type.
+
+    Raises:
+      ConversionError: the file is missing, or t2tp does not support the model's type.
+      ValueError: the file is damaged.
+    """
+    schema = {"model_type": str, "architectures": list[str]}
+    config = _read_json(directory / CONFIG_FILE, schema)
+    return config, find_type(str(config.get("model_type")), config.get("architectures"))
+
+
+def read_weight_map(directory: Path) -> dict[str, str]:
+    """Returns the file of each tensor, for a model in several files.
+
+    Raises:
+      ConversionError: the file is missing.
+      ValueError: the file is damaged.
+    """
+    index = _read_json(directory / INDEX_FILE, {"weight_map": dict[str, str]})
+    return index.get("weight_map") or {}
+
+
+def _read_json(path: Path, schema: Schema) -> Any:
+    """Reads a JSON file; raises ConversionError if the file is missing.
 
     Raises:
       ConversionError: the file is missing.
       ValueError: the file is damaged.
     """
     try:
-        return untrusted_json.read_object(path, types)
+        return typed_files.read_json(path, schema)
     except FileNotFoundError:
         raise ConversionError(
             f"{path.parent} has no {path.name}: is it a model's directory?"
@@ -182,15 +204,17 @@ def _image_channels(path: Path) -> dict[str, list[float]]:
     if not (path / IMAGES_FILE).exists():
         return {}
     names = (IMAGE_MEAN, IMAGE_STD)
-    types: Types = {"rescale_factor": float, **dict.fromkeys(names, (list, float))}
-    config = read_json(path / IMAGES_FILE, types)
+    values = dict.fromkeys(names, list[float] | float)
+    config = _read_json(path / IMAGES_FILE, {"rescale_factor": float, **values})
     if not config.get("do_normalize", True):
         return {}
     # The image processor multiplies bytes by this factor; t2tp divides them by 255.
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
-    with untrusted_json.as_damaged(path / IMAGES_FILE):
-        scale = round(factor * 255, 9)
-        return {name: [value / scale for value in config.get(name) or []] for name in names}
+    scale = round(factor * 255, 9)
+    channels = {name: config.get(name) or [] for name in names}
+    if not scale or not all(isinstance(values, list) for values in channels.values()):
+        raise ConversionError(f"{path / IMAGES_FILE} has no list of a number for each channel")
+    return {name: [value / scale for value in values] for name, values in channels.items()}
 
 
 def _tensors(path: Path, renamed: Mapping[str, str]) -> dict[str, TensorInfo]:
@@ -206,11 +230,10 @@ def _tensors(path: Path, renamed: Mapping[str, str]) -> dict[str, TensorInfo]:
 def _read_headers(path: Path) -> dict[str, TensorInfo]:
     """Returns the tensors of all files, by their names in the files."""
     if (path / INDEX_FILE).exists():
-        files_of = read_json(path / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
-        untrusted_json.check_values(files_of, path / INDEX_FILE, str)
+        files_of = read_weight_map(path)
         tensors: dict[str, TensorInfo] = {}
         for name in sorted(set(files_of.values())):
-            file = untrusted_json.file_inside(path, name)
+            file = typed_files.file_inside(path, name)
             if not file.exists():
                 raise ConversionError(f"{file} is missing, which {INDEX_FILE} names")
             tensors |= read_header(file)
@@ -221,7 +244,7 @@ def _read_headers(path: Path) -> dict[str, TensorInfo]:
             )
         return tensors
     if (path / WEIGHTS_FILE).exists():
-        return read_header(untrusted_json.file_inside(path, WEIGHTS_FILE))
+        return read_header(typed_files.file_inside(path, WEIGHTS_FILE))
     pickles = sorted(file.name for file in (*path.glob("*.bin"), *path.glob("*.pt*")))
     if pickles:
         raise ConversionError(

@@ -13,7 +13,7 @@ from t2tp.huggingface.part import Config, Part, Shapes
 from t2tp.huggingface.tensor_map import Entry
 from t2tp.layers.positions import context_length
 from t2tp.toml import read_packaged
-from t2tp.untrusted_json import Types, check_types
+from t2tp.typed_files import Schema, convert
 
 # Entries that `ModelDirectory` adds to `config.json`: whether logits have a separate tensor; the
 # tokenizer's mask token; and the image processor's mean and standard deviation of channels.
@@ -23,14 +23,13 @@ IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
 _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 
 _ENTRIES = read_packaged("t2tp.huggingface", "config_entries.toml")
-_JSON_TYPES = {"int": int, "str": str, "bool": bool, "float": float, "dict": dict, "list": list}
+_JSON_TYPES: dict[str, Schema] = {
+    **{"int": int, "str": str, "bool": bool, "float": float},
+    **{"dict": dict[str, Any], "list": list[Any], "int or list": int | list[int]},
+}
 # The types of those entries whose values are converted by Python functions. These types are checked
 # before the conversion, because the hparams check only the converted values.
-_TYPES: Types = {
-    name: tuple(_JSON_TYPES[kind] for kind in kinds.split(" or "))
-    for kinds, names in _ENTRIES["types"].items()
-    for name in names
-}
+_TYPES = {name: _JSON_TYPES[kind] for kind, names in _ENTRIES["types"].items() for name in names}
 _NONE = object()
 
 
@@ -198,7 +197,7 @@ class ModelType:
 
     def _check(self, config: Config) -> None:
         """Checks that t2tp supports every entry and its value."""
-        check_types(config, "config.json", _TYPES)
+        convert(config, _TYPES, "config.json")
         for name, value in {"is_encoder_decoder": False, **self.required}.items():
             found = config.get(name, value)
             if found != value and not (found is None and value is False):

@@ -15,14 +15,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
-from t2tp import untrusted_json
 from t2tp.huggingface.errors import ConversionError
 from t2tp.optional_import import optional_import
+from t2tp.typed_files import Count, InvalidFileError, convert, open_regular, parse_json
+
+# Max bytes of a file, and of its header. The header of a model with 100,000 tensors has 12 MB.
+_MAX_BYTES, _MAX_HEADER = 1 << 50, 16 << 20
 
 # The dtypes of weights, by their names in files.
 DTYPES: dict[str, np.dtype] = {
@@ -31,6 +34,15 @@ DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+
+
+@dataclass(frozen=True)
+class _HeaderEntry:
+    """The entry of a tensor in a file's header. `data_offsets` begin at the end of the header."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
 
 
 @dataclass(frozen=True)
@@ -80,21 +92,23 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """
     with optional_import("reading weights needs the library safetensors: pip install -e '.[text]'"):
         from safetensors import SafetensorError, safe_open
-    with untrusted_json.open_regular(path) as file:
+    with open_regular(path, _MAX_BYTES) as file:
         try:
-            with safe_open(path, "numpy"):  # The library checks the header and the file's size.
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
-        except (SafetensorError, ValueError, RecursionError) as error:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _MAX_HEADER:
+                raise InvalidFileError(f"its header has over {_MAX_HEADER:,} bytes")
+            header = parse_json(file.read(length), "its header", dict[str, Any], _MAX_HEADER)
+            header.pop("__metadata__", None)
+            entries = convert(header, dict[str, _HeaderEntry], "its header")
+            with safe_open(path, "numpy"):  # The library checks the sizes of tensors and file.
+                pass
+        except (SafetensorError, InvalidFileError) as error:
             raise ConversionError(
                 f"{path} is damaged or incomplete ({error}): download it again"
             ) from error
     return {
-        name: TensorInfo(
-            path, each["dtype"], tuple(each["shape"]), 8 + length + each["data_offsets"][0]
-        )
-        for name, each in header.items()
-        if name != "__metadata__"
+        name: TensorInfo(path, each.dtype, each.shape, 8 + length + each.data_offsets[0])
+        for name, each in entries.items()
     }
 
 

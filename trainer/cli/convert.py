@@ -26,10 +26,11 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.hub import local_directory
 from t2tp.huggingface.importing import import_tensors
 from t2tp.huggingface.known_types import MODEL_TYPES, find_types
-from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory, read_json
+from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory
 from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.tensor_map import Variable, variables
 from t2tp.layers.adapters import Adapters
+from t2tp.problems.vocab.special_tokens import read_if_there
 from t2tp.processes.cluster import ALONE, Cluster, connect
 from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.cli.run_program import Invocation
@@ -107,7 +108,7 @@ def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     saved_run = run_files.read_run(flags.output_dir)
     hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")
     kept = huggingface_files.directory_in(flags.output_dir)
-    before = read_json(kept / CONFIG_FILE) if (kept / CONFIG_FILE).is_file() else {}
+    before = read_if_there(kept / CONFIG_FILE)
     if "vocab_size" in hparams and not hparams.vocab_size:
         raise UsageError(
             f"the run in {flags.output_dir} has vocab_size=0, which means the size of its"

@@ -11,7 +11,7 @@ from absl import flags as absl_flags
 from absl import logging
 
 from t2tp import checkpoint
-from t2tp.checkpoint.variables import TRAINABLE
+from t2tp.checkpoint.reading import TRAINABLE
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.compilation import should_compile
 from t2tp.object_store.mirror import mirror_of

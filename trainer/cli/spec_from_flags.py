@@ -11,7 +11,6 @@ import t2tp.hparams
 import t2tp.models  # noqa: F401  (registers the models)
 from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
-from t2tp.hparam_types import ValueType
 from t2tp.layers.positions import context_length
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
@@ -213,10 +212,9 @@ def _of_config(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]
     path = value_of(flags, "config")
     values: dict[str, Any] = {}
     if path:
-        text = ValueType(str, nullable=True).format
         for name, value in run_yaml.read(path).hparams.items():
             if value != AUTO:  # `config_file` turns mesh_shape: auto into a flag.
-                values |= hparams.parse(f"{name}={text(value)}")
+                values[name] = hparams.set_texts(name, value)
     return values
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from t2tp import untrusted_json
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.options import BEAM
 from t2tp.problems.vocab.special_tokens import GENERATION_FILE, end_ids, read_if_there
@@ -63,8 +62,7 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     reads_inputs, output_dir = spec.problem.reads_inputs, spec.config.output_dir
     options: dict[str, Any] = {} if reads_inputs and can_sample else {"beam_size": 1}
     path = huggingface_files.directory_in(output_dir) / GENERATION_FILE
-    config = read_if_there(path)
-    untrusted_json.check_types(config, path, _TYPES)
+    config = read_if_there(path, _TYPES)
     config = {name: value for name, value in config.items() if value is not None}
     used = {"do_sample", *_SAMPLING}
     if can_sample and config.get("do_sample"):

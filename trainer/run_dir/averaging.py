@@ -9,14 +9,13 @@ import tensorflow as tf
 from t2tp import checkpoint
 from t2tp.atomic_file import write_bytes
 from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.checkpoint.reading import AVERAGED
 from t2tp.checkpoint.variables import CheckpointMismatchError, slices_as_saved, trainable_names
 from t2tp.layers.convolution import BATCH_STATISTICS
 from t2tp.program.variables import average_of
 from t2tp.trainer import run_yaml
 from t2tp.trainer.run_dir import huggingface_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
-
-AVERAGED = "averaged"  # Metadata key: the steps of the averaged checkpoints.
 
 
 @dataclass(frozen=True)

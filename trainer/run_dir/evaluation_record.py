@@ -5,14 +5,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from absl import logging
 
 from t2tp.atomic_file import write_bytes
 from t2tp.trainer.errors import UsageError
-from t2tp.untrusted_json import read_bytes
+from t2tp.typed_files import parse_json, read_bytes
 
 FILE_NAME = "eval.jsonl"
+
+
+class _Evaluation(TypedDict):
+    step: int
+    metrics: dict[str, float]
 
 
 class EvaluationRecord:
@@ -80,9 +86,7 @@ class EvaluationRecord:
 def _read_line(line: bytes) -> tuple[int, dict[str, float]] | None:
     """Parses step and metrics of an evaluation; returns None for any other line."""
     try:
-        fields = json.loads(line)
-        step, metrics = fields["step"], fields["metrics"]
-        numbers = {name: float(value) for name, value in metrics.items()}
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        fields = parse_json(line, FILE_NAME, _Evaluation, allow_infinite=True)
+    except ValueError:
         return None
-    return (step, numbers) if type(step) is int else None
+    return fields["step"], fields["metrics"]

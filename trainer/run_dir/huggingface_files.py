@@ -9,7 +9,7 @@ from pathlib import Path
 
 from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
 from t2tp.trainer.run_dir import run_files
-from t2tp.untrusted_json import file_inside
+from t2tp.typed_files import file_inside
 
 _DIRECTORY = "huggingface"
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")
@@ -39,7 +39,7 @@ def check_files(source: Path) -> list[Path]:
     """Returns the files to copy from a directory: all but weights.
 
     Raises:
-      UntrustedFileError: a file is a link that leaves the directory.
+      InvalidFileError: a file is a link that leaves the directory.
       OSError: the directory cannot be read.
     """
     names = sorted(file.name for file in source.iterdir() if file.suffix in _SUFFIXES)
@@ -51,7 +51,7 @@ def copy_files(source: Path, target: Path) -> None:
     """Copies a directory's files, except its weights; creates the target if needed.
 
     Raises:
-      UntrustedFileError, OSError: see `check_files`; or the target cannot be written.
+      InvalidFileError, OSError: see `check_files`; or the target cannot be written.
     """
     target.mkdir(parents=True, exist_ok=True)
     for file in check_files(source):

@@ -12,6 +12,8 @@ from absl import logging
 
 from t2tp import checkpoint
 from t2tp.atomic_file import unfinished_path
+from t2tp.checkpoint.errors import DamagedCheckpointError
+from t2tp.checkpoint.reading import BATCH_SIZES
 from t2tp.checkpoint.restore import check_same_save, restore_latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
 from t2tp.mesh.layout import Layout
@@ -32,9 +34,6 @@ from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
 # Steps between checkpoints if the config sets neither steps nor seconds.
 DEFAULT_SAVE_STEPS = 1000
-
-# Metadata key of a list of (step, batch size from that step on); see `BatchSizes`.
-BATCH_SIZES = "batch_sizes"
 
 # Counters that a run's older checkpoints may lack, because the run can enable their options later.
 NEW_COUNTERS = (SKIPPED_STEPS,)
@@ -289,4 +288,7 @@ def reinitialize(variables: Variables, fresh: Variables) -> None:
 
 def _batch_sizes_in(metadata: Mapping[str, Any]) -> BatchSizes | None:
     changes = metadata.get(BATCH_SIZES)
-    return BatchSizes(tuple((step, size) for step, size in changes)) if changes else None
+    try:
+        return BatchSizes(tuple((step, size) for step, size in changes)) if changes else None
+    except ValueError as error:
+        raise DamagedCheckpointError(f"The checkpoint's {BATCH_SIZES}: {error}") from error

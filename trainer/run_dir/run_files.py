@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from t2tp import checkpoint, untrusted_json
+from t2tp import checkpoint
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import address_of
 from t2tp.trainer import run_yaml
@@ -15,6 +15,7 @@ from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.hparams_fit import declared
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_yaml import RunSettings
+from t2tp.typed_files import convert
 
 # Flags that cannot change in a run.
 _FIXED_FLAGS = ("model", "problem")
@@ -49,7 +50,7 @@ def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
     path = Path(output_dir, run_yaml.FILE)
     try:
         settings = run_yaml.read(path)
-        untrusted_json.check_types(settings.flags, path, _TYPES)
+        flags = convert(settings.flags, _TYPES, path)
         names = settings.names
         if names.get("data_digest") == "":  # Would disable the check of the data.
             raise ValueError(f"{path}: data_digest is empty")
@@ -59,7 +60,7 @@ def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
     except ValueError as error:
         named = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise RunFileError(f"{named}; put a copy of the file back") from error
-    return SavedRun(hparams, {**names, **settings.flags})
+    return SavedRun(hparams, {**names, **flags})
 
 
 def check_known(output_dir: str, saved: SavedRun | None) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 
 from t2tp import problems
 from t2tp.checkpoint import Checkpoint, Slice
-from t2tp.checkpoint.variables import MESH_SHAPE, assign_slices, slices_as_saved
+from t2tp.checkpoint.reading import MESH_SHAPE
+from t2tp.checkpoint.variables import assign_slices, slices_as_saved
 from t2tp.mesh.storage import name_in_use
 from t2tp.object_store.mirror import local_path
 from t2tp.problems.vocab.vocabulary import Vocabulary

@@ -5,9 +5,11 @@ import dataclasses
 import errno
 import hashlib
 import itertools
+import json
 import platform
 import shutil
 import tracemalloc
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -30,19 +32,29 @@ def texts(home, count, seed=0, shards=3, data="digest", longest=LENGTH + 8):
     draw = np.random.default_rng(seed)
     inputs = np.clip(draw.lognormal(2.5, 0.6, count), 2, longest).astype(np.int64)
     targets = np.clip(inputs * draw.lognormal(0, 0.2, count), 2, longest).astype(np.int64)
-    columns = {}
     home.mkdir(exist_ok=True)
     for name, lengths in (("inputs", inputs), ("targets", targets)):
-        files = []
         for number, part in enumerate(np.array_split(lengths, shards)):
-            files.append(home / f"{number}.{name}")
             begins = np.concatenate([[0], part.cumsum()]).astype("<i8")
-            begins.tofile(files[-1].with_name(f"{files[-1].name}.begins"))
-            with files[-1].open("wb") as file:
-                file.truncate(2 * int(begins[-1]))
-        columns[name] = Column(files, np.dtype("<u2"))
+            begins.tofile(home / f"{number}.{name}.begins")
+            np.zeros(begins[-1], "<u2").tofile(home / f"{number}.{name}")
+    write_checks(home, shards)
+    columns = {
+        name: Column([home / f"{number}.{name}" for number in range(shards)], np.dtype("<u2"))
+        for name in ("inputs", "targets")
+    }
     directory = IndexDirectory(home / ".index", data) if data else None
     return Texts(columns, "train", "train of pairs", directory)
+
+
+def write_checks(home, shards):
+    """Writes the checksums of shards, each file in one block."""
+    for number in range(shards):
+        files = [path for path in home.glob(f"{number}.*") if path.suffix != ".checks"]
+        crc32 = {path.name: zlib.crc32(path.read_bytes()).to_bytes(4, "little") for path in files}
+        crc32 = {name: checksum.hex() for name, checksum in crc32.items()}
+        fields = {"samples": "", "bad": [], "block_bytes": 1 << 26, "crc32": crc32}
+        (home / f"{number}.checks").write_text(json.dumps(fields))
 
 
 def lengths_of(texts):
@@ -93,6 +105,7 @@ def test_rows_are_filled_with_their_examples(tmp_path, kind):
     for file in tmp_path.glob("*.inputs"):
         values = np.random.default_rng(1).integers(1, 999, file.stat().st_size // 2)
         values.astype("<u2").tofile(file)
+    write_checks(tmp_path, 3)
     column = Column(sorted(tmp_path.glob("*.inputs")), np.dtype("<u2"))
     plan = packed(found, LENGTH)
     wanted = np.array([3, EMPTY, 0, 3, len(plan) - 1, EMPTY])

@@ -5,17 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from t2tp import untrusted_json
+from t2tp import typed_files
 from t2tp.huggingface.safetensors_file import create
 from t2tp.trainer.cli import programs
 from t2tp.trainer.run_dir import huggingface_files
-from t2tp.untrusted_json import UntrustedFileError
+from t2tp.typed_files import InvalidFileError
 from tests.files import STRANGE, limit_files
 from tests.huggingface.tiny_files import CHAT_TEMPLATE, END, write_tiny_llama
 
@@ -57,15 +58,15 @@ def check_is_refused(code, capsys, name):
 @pytest.mark.parametrize("kind", [kind for kind in STRANGE if "link" not in kind])
 def test_the_reader_takes_only_files_of_json(tmp_path, kind):
     STRANGE[kind](tmp_path / "file")
-    with pytest.raises(UntrustedFileError, match=str(tmp_path / "file")):
-        untrusted_json.read_object(tmp_path / "file")
+    with pytest.raises(InvalidFileError, match=str(tmp_path / "file")):
+        typed_files.read_json(tmp_path / "file", dict[str, Any])
 
 
 def test_the_reader_takes_no_large_files(tmp_path):
     (tmp_path / "file").touch()
-    os.truncate(tmp_path / "file", untrusted_json.MAX_BYTES + 1)
-    with pytest.raises(UntrustedFileError, match=str(tmp_path / "file")):
-        untrusted_json.read_object(tmp_path / "file")
+    os.truncate(tmp_path / "file", typed_files.MAX_BYTES + 1)
+    with pytest.raises(InvalidFileError, match=str(tmp_path / "file")):
+        typed_files.read_json(tmp_path / "file", dict[str, Any])
 
 
 @pytest.mark.parametrize("name", FILES)
