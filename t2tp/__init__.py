@@ -20,6 +20,7 @@ from t2tp.quiet import quiet_import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from t2tp.building.mesh import Mesh
     from t2tp.checkpoint.program import restore_checkpoint, save_checkpoint
     from t2tp.hparam import HParams
     from t2tp.layout_check import check_layout
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from t2tp.lowering.operation import Operation
     from t2tp.mesh.layout import Layout, LayoutError
     from t2tp.processes.cluster import Cluster, connect
-    from t2tp.program.program import Feature, Mesh, Program
+    from t2tp.program.program import Feature, Program
 
     # `plan` is not imported: mypy cannot resolve names of `mtf` in circular imports.
     plan: Callable[..., Any]

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import keyword
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
 from t2tp.suggestions import check_known, nearest
+
+T = TypeVar("T")
 
 
 class _NotDeclared:
@@ -175,6 +178,25 @@ class HParams:
         copied._declarations.update(self._declarations)
         copied._values.update(self.values())
         return copied
+
+    def construct(self, make: Callable[..., T], *args: Any, prefix: str = "", **given: Any) -> T:
+        """Calls `make`; a parameter that is not given is the hyperparameter of the same name.
+
+        A layer can name its parameters like the hyperparameters that set them. Then nobody has to
+        pass them one by one, and none can be forgotten: even a parameter with a default is read.
+
+        Args:
+          make: a class or function.
+          *args: its first arguments.
+          prefix: what precedes the parameters' names in the names of hyperparameters: `moe_`.
+          **given: arguments by name.
+
+        Raises:
+          AttributeError: a parameter is neither given nor declared as a hyperparameter.
+        """
+        names = list(inspect.signature(make).parameters)[len(args) :]
+        read = {name: self.get(prefix + name) for name in names if name not in given}
+        return make(*args, **given, **read)
 
     def inherit(self, other: HParams, names: Iterable[str]) -> None:
         """Declares the missing `names` as `other` does, with the same defaults.

@@ -14,6 +14,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from t2tp import upstream
+from t2tp.building.role import Role  # noqa: F401
 from t2tp.ops.activations import relu  # noqa: F401
 from t2tp.ops.cast import cast  # noqa: F401
 from t2tp.ops.cumsum import cumsum  # noqa: F401
@@ -31,7 +32,6 @@ from t2tp.ops.slicing import mtf_slice as slice  # noqa: F401
 from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F401
 from t2tp.ops.top_k import argmax, top_k  # noqa: F401
 from t2tp.ops.variables.assign import Assign, assign, assign_add, assign_sub  # noqa: F401
-from t2tp.ops.variables.role import Role  # noqa: F401
 from t2tp.ops.variables.zero_weights import get_variable, gradients  # noqa: F401
 from t2tp.ops.where import where  # noqa: F401
 from t2tp.ops.while_loop import while_loop  # noqa: F401

@@ -333,3 +333,15 @@ def test_the_examples_of_the_docs_run_as_shown(own_registries):
     ran = doctest.testfile(str(page), module_relative=False)
     assert ran.failed == 0
     assert ran.attempted > 10
+
+
+def test_construct_reads_each_parameter_that_is_not_given():
+    hparams = HParams(moe_top_k=3, moe_gating="top_k")
+
+    def routing(experts, top_k=2, gating="top_1", scale=1.0):
+        return experts, top_k, gating, scale
+
+    assert hparams.construct(routing, 8, prefix="moe_", scale=0.5) == (8, 3, "top_k", 0.5)
+    # A default never hides a hyperparameter that somebody forgot to declare.
+    with pytest.raises(AttributeError, match="moe_scale"):
+        hparams.construct(routing, 8, prefix="moe_")

@@ -55,6 +55,7 @@ PACKAGES = {
     "pipeline": ("engine", "stages of layers, and the schedules that run them"),
     "ops": ("engine", "operations in named dimensions, with their gradients and lowerings"),
     "program": ("engine", "a step as a TensorFlow function, called on every device"),
+    "building": ("engine", "the mesh of a graph, its layers' settings, roles of variables"),
     "lowering": ("engine", "the graph as one processor's program; deferred sums"),
     "mesh": ("engine", "layout and collectives"),
     "processes": ("engine", "processes of a run: rendezvous, devices, messages"),

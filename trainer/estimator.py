@@ -15,6 +15,7 @@ from absl import logging
 
 from t2tp import checkpoint, mtf
 from t2tp.atomic_file import remove_unfinished
+from t2tp.building.mesh import Mesh
 from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
@@ -24,7 +25,7 @@ from t2tp.optim.nonfinite import first_nonfinite, largest_magnitudes
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Feature, Mesh, PlacedFeatures, Program, StepFn
+from t2tp.program.program import Feature, PlacedFeatures, Program, StepFn
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.default_hooks import default_hooks

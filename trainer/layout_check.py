@@ -15,12 +15,12 @@ import numpy as np
 from absl import logging
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layout_check import LayoutCheck, check_layout
 from t2tp.layout_check.check import virtual_devices
 from t2tp.mesh.layout import Layout
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Mesh
 from t2tp.quiet import errors_only
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.decoding import DecodeOptions, decode
 from t2tp.decoding.scoring import score
 from t2tp.hparam import HParams
@@ -14,7 +15,6 @@ from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import LossOutput, Model
 from t2tp.optim import read_averages, sum_metrics, train_step
-from t2tp.program.program import Mesh
 from t2tp.trainer.run_config import RunConfig
 
 

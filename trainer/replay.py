@@ -17,10 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.object_store.mirror import mirror_of
 from t2tp.optim.nonfinite import first_nonfinite, first_unusual
 from t2tp.optim.per_row import RowsMixedError, row_losses_and_norms
-from t2tp.program.program import Feature, Mesh, Program
+from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator

@@ -16,11 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
+from t2tp.building.transfer import Growth, Transfer
 from t2tp.hparam import HParams
-from t2tp.ops.variables.transfer import Growth, Transfer
 from t2tp.planner.depth import with_values
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Mesh, Program, StepFn
+from t2tp.program.program import Program, StepFn
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.inputs.problem_inputs import training_inputs

@@ -14,6 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.hparams.base import base_hparams
 from t2tp.layers import variables
@@ -26,7 +27,6 @@ from t2tp.ops.scatter_update import scatter_update
 from t2tp.problems.data.sample import Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.metrics import METRICS, Metric
-from t2tp.program.program import Mesh
 from t2tp.ranged_hparams import RangedHParams
 
 
@@ -42,10 +42,13 @@ class NgramLm(AutoregressiveModel):
         self._vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._d_model = mtf.Dimension("d_model", hparams.d_model)
         self._d_ff = mtf.Dimension("d_ff", hparams.d_ff)
-        self._embedding = Embedding(self._vocab, self._d_model, stddev=hparams.d_model**-0.5)
+        stddev = hparams.d_model**-0.5
+        self._embedding = Embedding(self._vocab, self._d_model, initializer_stddev=stddev)
         self._dropout = Dropout(hparams.dropout)
 
-    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+    def build_loss(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
         """Computes the mean negative log-likelihood of the tokens, in nats."""
         targets, segments = features["targets"], features["targets_segmentation"]
         length = targets.shape.dims[-1]
@@ -67,7 +70,7 @@ class NgramLm(AutoregressiveModel):
         mtf.scalar_summary("hardest_token", mtf.reduce_max(nats * weights))
         return with_metrics(out, {"surprise_count": mtf.reduce_sum(is_surprise * weights)})
 
-    def prefill(
+    def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
         """Returns the state: the token before each position."""
@@ -77,7 +80,7 @@ class NgramLm(AutoregressiveModel):
         padded = mtf.pad(before, [0, length.size - dim.size], dim.name)
         return {"before": mtf.rename_dimension(padded, dim.name, length.name)}
 
-    def decode_step(
+    def build_decode_step(
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """Returns the logits of the token at each row's position."""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.decoding.beam_search import search
 from t2tp.decoding.greedy_and_sampling import greedy_or_sample
 from t2tp.decoding.options import BEAM, DecodeOptions
 from t2tp.decoding.prompt_batch import ROW_FEATURES, PromptBatch
 from t2tp.models.autoregressive import AutoregressiveModel
-from t2tp.program.program import Mesh
 
 
 def decode(

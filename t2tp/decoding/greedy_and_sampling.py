@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
 from t2tp.decoding.sampling import choose_tokens
 from t2tp.decoding.token_loop import token_loop
 from t2tp.decoding.vocab_slice import is_any
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
-from t2tp.program.program import Mesh
 
 # The status of a row.
 _UNFINISHED, _ENDED, _AT_LIMIT = 0, 1, 2

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.decoding.decoder import Predict, check_length, padded_rows, round_up
 from t2tp.decoding.program_shapes import TRACING_TOKENS, Lengths, ProgramShapes
 from t2tp.decoding.prompt_batch import first_token, pad, sequence_arrays, sequence_features
@@ -14,7 +15,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.transformer_losses import TARGETS_WEIGHTS, weights_of_targets
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
-from t2tp.program.program import Feature, Mesh
+from t2tp.program.program import Feature
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import NamedTuple, TypeVar
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.models.autoregressive import DecodeState
-from t2tp.program.program import Mesh
 
 # A NamedTuple of tensors: the sequences of a decoding method.
 S = TypeVar("S", bound=NamedTuple)

@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from t2tp.building.adapters import DOWN, UP, Adapters
 from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.frozen_base import open_base
 from t2tp.checkpoint.reading import BASE, TRAINABLE
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.safetensors_file import DTYPES, create
 from t2tp.huggingface.tensor_map import Piece, Variable
-from t2tp.layers.adapters import DOWN, UP, Adapters
 from t2tp.program.variables import average_of
 
 _T = TypeVar("_T")

@@ -39,9 +39,9 @@ class SelfAttention:
       rotary_base: base of rotary positions; None: no rotary positions.
       rotary_scaling: scaling of rotary positions for long sequences.
       rotary_fraction: fraction of each head's elements that are rotated.
-      soft_cap: see `attention`.
-      dropout: dropout rate of the attention weights.
-      method: see `attention`.
+      attention_soft_cap: see `attention`.
+      attention_dropout: dropout rate of the attention weights.
+      attention_method: see `attention`.
     """
 
     heads: Heads
@@ -51,9 +51,9 @@ class SelfAttention:
     rotary_base: float | None = None
     rotary_scaling: RotaryScaling | None = None
     rotary_fraction: float = 1.0
-    soft_cap: float = 0.0
-    dropout: float = 0.0
-    method: AttentionMethod | None = None
+    attention_soft_cap: float = 0.0
+    attention_dropout: float = 0.0
+    attention_method: AttentionMethod | None = None
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
         """See `AttentionLayer`."""
@@ -73,7 +73,7 @@ class SelfAttention:
                 positions=positions,
                 window=self.window,
                 relative_bias=forward.relative_bias,
-                soft_cap=self.soft_cap,
+                soft_cap=self.attention_soft_cap,
                 sinks=sinks,
             )
             return self.heads.output(attended, x.shape)
@@ -88,10 +88,10 @@ class SelfAttention:
             window=self.window,
             segments=forward.sequence.segments,
             relative_bias=forward.relative_bias,
-            soft_cap=self.soft_cap,
+            soft_cap=self.attention_soft_cap,
             sinks=sinks,
-            dropout_rate=self.dropout if forward.training else 0.0,
-            method=self.method,
+            dropout_rate=self.attention_dropout if forward.training else 0.0,
+            method=self.attention_method,
         )
         return self.heads.output(attended, x.shape)
 
@@ -112,9 +112,9 @@ class CrossAttention:
 
     heads: Heads
     _: KW_ONLY
-    soft_cap: float = 0.0
-    dropout: float = 0.0
-    method: AttentionMethod | None = None
+    attention_soft_cap: float = 0.0
+    attention_dropout: float = 0.0
+    attention_method: AttentionMethod | None = None
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
         """See `AttentionLayer`."""
@@ -126,7 +126,7 @@ class CrossAttention:
                 self.heads.queries(x, None),
                 *forward.stored(name),
                 is_seen=mtf.equal(forward.memory_segments, one),
-                soft_cap=self.soft_cap,
+                soft_cap=self.attention_soft_cap,
                 sinks=self.heads.sinks(x.mesh),
             )
             return self.heads.output(attended, x.shape)
@@ -149,9 +149,9 @@ class CrossAttention:
             v,
             segments=segments,
             memory_segments=memory.segments,
-            soft_cap=self.soft_cap,
+            soft_cap=self.attention_soft_cap,
             sinks=self.heads.sinks(x.mesh),
-            dropout_rate=self.dropout if forward.training else 0.0,
-            method=self.method,
+            dropout_rate=self.attention_dropout if forward.training else 0.0,
+            method=self.attention_method,
         )
         return self.heads.output(attended, x.shape)

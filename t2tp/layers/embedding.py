@@ -6,9 +6,9 @@ from dataclasses import KW_ONLY, dataclass
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import context_of
 from t2tp.layers import variables
 from t2tp.ops.gather import checked_gather
-from t2tp.ops.variables.transfer import ratio
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Embedding:
     If the layout splits `vocab`, the lookup and the matmul are divided among the processors.
 
     Attributes:
-      stddev: standard deviation of the initial values.
-      is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859), not
-        the separate table `output_embedding`.
-      is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
-        (arXiv:1706.03762, section 3.4).
-      has_bias: whether logits have a bias, `logits_bias`.
-      are_logits_scaled: whether x is divided by sqrt(d_model) before the projection to logits.
-      multiplier: additional factor of looked-up vectors.
+      initializer_stddev: standard deviation of the initial values.
+      tie_embeddings: whether logits use the embedding table (O. Press and L. Wolf,
+        arXiv:1608.05859), not the separate table `output_embedding`.
+      scale_embeddings: whether looked-up vectors are multiplied by sqrt(d_model), as in
+        tensor2tensor (arXiv:1706.03762, section 3.4).
+      logits_bias: whether logits have a bias, `logits_bias`.
+      scale_decoder_outputs: whether x is divided by sqrt(d_model) before the projection to logits.
+      embedding_multiplier: additional factor of looked-up vectors.
       logits_divisor: additional divisor of x before the projection.
       logits_soft_cap: see `Projection`.
     """
@@ -65,23 +65,23 @@ class Embedding:
     vocab: mtf.Dimension
     d_model: mtf.Dimension
     _: KW_ONLY
-    stddev: float
-    is_tied: bool = True
-    is_scaled: bool = False
-    has_bias: bool = False
-    are_logits_scaled: bool = False
-    multiplier: float = 1.0
+    initializer_stddev: float
+    tie_embeddings: bool = True
+    scale_embeddings: bool = False
+    logits_bias: bool = False
+    scale_decoder_outputs: bool = False
+    embedding_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_soft_cap: float = 0.0
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
-        factor = self.multiplier
-        if self.is_scaled:
+        factor = self.embedding_multiplier
+        if self.scale_embeddings:
             # With `transfer_from`, the factor uses the small model's d_model; see
-            # `t2tp.ops.variables.transfer`.
-            factor *= (self.d_model.size / ratio(x.mesh, "d_model")) ** 0.5
+            # `t2tp.building.transfer`.
+            factor *= (self.d_model.size / context_of(x.mesh).ratio("d_model")) ** 0.5
         return x if factor == 1.0 else x * factor
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
@@ -90,18 +90,20 @@ class Embedding:
 
     def projection(self, x: mtf.Tensor) -> Projection:
         """Returns the `Projection` of x [..., d_model]."""
-        name = "embedding" if self.is_tied else "output_embedding"
-        wider = ratio(x.mesh, "d_model")  # Scales by 1 / width (arXiv:2203.03466, table 8).
+        name = "embedding" if self.tie_embeddings else "output_embedding"
+        # Scales by 1 / width (arXiv:2203.03466, table 8).
+        wider = context_of(x.mesh).ratio("d_model")
         factor = 1 / (wider * self.logits_divisor)
-        if self.are_logits_scaled:
+        if self.scale_decoder_outputs:
             factor *= (self.d_model.size / wider) ** -0.5
         if factor != 1.0:
             x *= factor
         table = self._table(x.mesh, name, x.dtype)
         bias = None
-        if self.has_bias:
+        if self.logits_bias:
             bias = variables.bias(x.mesh, "logits_bias", [self.vocab], x.dtype)
         return Projection(x, table, bias, self.logits_soft_cap)
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
-        return variables.embedding(mesh, name, [self.vocab], self.d_model, self.stddev, dtype)
+        stddev = self.initializer_stddev
+        return variables.embedding(mesh, name, [self.vocab], self.d_model, stddev, dtype)

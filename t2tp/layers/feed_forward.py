@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from t2tp import mtf
+from t2tp.building.mesh import context_of
 from t2tp.choices import GATED_MLPS, MLPS, PLAIN_MLPS
 from t2tp.layers import variables
-from t2tp.layers.adapters import of_mesh
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.linear import linear
 from t2tp.ops import activations
@@ -44,7 +44,7 @@ class FeedForward:
         d_ff: int,
         *,
         use_bias: bool = False,
-        dropout: float = 0.0,
+        relu_dropout: float = 0.0,
         output_scale: float = 1.0,
         experts: Sequence[mtf.Dimension] = (),
     ) -> None:
@@ -54,7 +54,7 @@ class FeedForward:
           mlp: one of `t2tp.choices.MLPS`.
           d_ff: the hidden size.
           use_bias: whether to add a bias after each matrix.
-          dropout: dropout rate of the hidden activations (tensor2tensor's relu_dropout).
+          relu_dropout: dropout rate of the hidden activations, as tensor2tensor names it.
           output_scale: factor of the initial values of `output`.
           experts: dimensions of `x` along which each index has its own variables.
 
@@ -66,8 +66,8 @@ class FeedForward:
         self._is_gated = mlp in GATED_MLPS
         self._d_ff = mtf.Dimension("d_ff", d_ff)
         self._use_bias = use_bias
-        self._has_dropout = dropout > 0
-        self._dropout = Dropout(dropout)
+        self._has_dropout = relu_dropout > 0
+        self._dropout = Dropout(relu_dropout)
         self._output_scale = output_scale
         self._experts = list(experts)
 
@@ -100,7 +100,7 @@ class FeedForward:
         Raises:
           ValueError: the network has dropout, or adapters on feed-forward layers.
         """
-        adapters = of_mesh(x.mesh)
+        adapters = context_of(x.mesh).adapters
         if self._has_dropout or (adapters is not None and "feed_forward" in adapters.targets):
             raise ValueError(
                 "moe_dispatch=dropless supports neither relu_dropout nor feed_forward among"

@@ -4,10 +4,10 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.building.mesh import context_of
 from t2tp.layers import variables
 from t2tp.layers.linear import linear
 from t2tp.layers.normalization import Norm
-from t2tp.ops.variables.transfer import ratio
 
 # Variable -> its kind in `t2tp.choices.ADAPTED`.
 _TARGETS = {"q": "query", "k": "key", "v": "value"}
@@ -39,8 +39,8 @@ class Heads:
         d_v: int = 0,
         norm: Norm | None = None,
         norm_all_heads: bool = False,
-        score_multiplier: float = 0.0,
-        has_sinks: bool = False,
+        attention_multiplier: float = 0.0,
+        attention_sinks: bool = False,
         output_scale: float = 1.0,
     ) -> None:
         """Sets the dimensions.
@@ -55,8 +55,8 @@ class Heads:
           norm: norm of queries and keys before rotary positions; None: no norm.
           norm_all_heads: whether `norm` normalizes over all heads (OLMo 2, arXiv:2501.00656,
             section 3.3.2), not over each head (A. Henry et al., arXiv:2010.04245).
-          score_multiplier: factor of the scores; 0: 1 / sqrt(d_kv).
-          has_sinks: whether each head has an attention sink; see `attention`.
+          attention_multiplier: factor of the scores; 0: 1 / sqrt(d_kv).
+          attention_sinks: whether each head has an attention sink; see `attention`.
           output_scale: factor of the initial values of `output`.
 
         Raises:
@@ -77,8 +77,8 @@ class Heads:
         self._qkv_bias = use_bias if qkv_bias is None else qkv_bias
         self._norm = norm
         self._norm_all_heads = norm_all_heads
-        self._score_multiplier = score_multiplier
-        self._has_sinks = has_sinks
+        self._attention_multiplier = attention_multiplier
+        self._has_sinks = attention_sinks
         self._output_scale = output_scale
 
     def queries(self, x: mtf.Tensor, length: mtf.Dimension | None) -> mtf.Tensor:
@@ -89,9 +89,9 @@ class Heads:
         """
         q = self._normed("q_norm", self._project(x, "q", [self.heads, self.d_kv], length))
         # With `transfer_from`, scores fall as 1 / d_kv (arXiv:2203.03466, definition 4.1).
-        wider = ratio(q.mesh, "d_kv")
-        # Attention divides scores by sqrt(d_kv). With `score_multiplier`, the factor undoes this.
-        multiplier = self._score_multiplier
+        wider = context_of(q.mesh).ratio("d_kv")
+        # Attention divides scores by sqrt(d_kv). The factor of `attention_multiplier` undoes this.
+        multiplier = self._attention_multiplier
         factor = multiplier * self.d_kv.size**0.5 / wider if multiplier else wider**-0.5
         return q if factor == 1.0 else q * factor
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from t2tp import mtf
+from t2tp.building.adapters import DOWN, UP
+from t2tp.building.mesh import context_of
 from t2tp.layers import variables
-from t2tp.layers.adapters import DOWN, UP, of_mesh
 from t2tp.layers.dropout import Dropout
 
 
@@ -45,7 +46,7 @@ def linear(
         x.mesh, name, inputs, outputs, stddev, x.dtype, experts=experts, is_head=is_head
     )
     y = mtf.einsum([x, matrix], output_shape=output_shape)
-    adapters = of_mesh(x.mesh)
+    adapters = context_of(x.mesh).adapters
     if adapters is not None and target in adapters.targets:
         rank = mtf.Dimension("lora_rank", adapters.rank)
         # PEFT initializes adapters like PyTorch's linear layers, with the variance 1 / (3 in).
@@ -54,7 +55,7 @@ def linear(
         down = make(x.mesh, f"{name}{DOWN}", inputs, [rank], spread)
         up = make(x.mesh, f"{name}{UP}", [rank], outputs, 0.0)
         batch = [dim for dim in x.shape.dims if dim not in inputs]
-        # The rate is 0 except in training; see `t2tp.models.model`.
+        # The rate is 0 except in training; see `Model.building`.
         dropped = Dropout(adapters.dropout)(x, training=True)
         low = mtf.einsum([dropped, down], output_shape=mtf.Shape([*batch, rank])) * adapters.scale
         y += mtf.einsum([low, up], output_shape=output_shape)

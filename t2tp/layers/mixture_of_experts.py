@@ -98,7 +98,7 @@ class RoutingConfig:
       top_k: number of experts per token if the gating is `top_k`.
       normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
       gate_scale: factor of the gates of `top_k`.
-      scores: function from logits to scores, one of `t2tp.choices.ROUTER_SCORES`.
+      router_scores: function from logits to scores, one of `t2tp.choices.ROUTER_SCORES`.
       is_balanced: whether experts are chosen by scores plus the variable `balance`.
       dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
       router_groups, top_groups: see `Router`.
@@ -112,8 +112,8 @@ class RoutingConfig:
     top_k: int = 2
     normalize_gates: bool = True
     gate_scale: float = 1.0
-    scores: str = "softmax"
-    has_bias: bool = False
+    router_scores: str = "softmax"
+    router_bias: bool = False
     is_balanced: bool = False
     dispatch: str = "capacity"
     router_groups: int = 1
@@ -133,7 +133,7 @@ class RoutingConfig:
         """Raises ValueError if an option is invalid or two contradict each other."""
         for name, value, known in (
             ("moe_gating", self.gating, GATINGS),
-            ("moe_router_scores", self.scores, ROUTER_SCORES),
+            ("moe_router_scores", self.router_scores, ROUTER_SCORES),
             ("moe_dispatch", self.dispatch, DISPATCHES),
         ):
             check_known(value, known, "choices", f"{name} is {value!r}")
@@ -270,7 +270,7 @@ class MixtureOfExperts:
             [mtf.cast(tokens, tf.float32), matrix],
             output_shape=mtf.Shape([*groups, group, self._router_experts]),
         )
-        if routing.has_bias:
+        if routing.router_bias:
             logits += variables.bias(x.mesh, "router_bias", [self._router_experts], tf.float32)
         balance = None
         if routing.is_balanced:
@@ -282,7 +282,7 @@ class MixtureOfExperts:
             mask = mtf.reshape(mtf.cast(token_mask, tf.float32), shape)
         groups_of_experts = routing.router_groups, routing.top_groups
         router = Router(
-            logits, mask, self._router_experts, routing.scores, balance, *groups_of_experts
+            logits, mask, self._router_experts, routing.router_scores, balance, *groups_of_experts
         )
         return tokens, router
 

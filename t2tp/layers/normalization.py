@@ -12,20 +12,20 @@ from t2tp.suggestions import check_known
 class Norm:
     """RMS norm or layer norm with variables in the current scope."""
 
-    def __init__(self, norm_type: str = "rms", epsilon: float = 1e-6) -> None:
+    def __init__(self, norm_type: str = "rms", norm_epsilon: float = 1e-6) -> None:
         """Sets type and epsilon.
 
         Args:
           norm_type: `rms` (arXiv:1910.07467) has a scale. `rms_unit_offset` multiplies by
             1 + scale, as Gemma does. `layer` (arXiv:1607.06450) has a scale and a bias.
-          epsilon: added to the mean square, or to the variance.
+          norm_epsilon: added to the mean square, or to the variance.
 
         Raises:
           ValueError: the type is unknown.
         """
         check_known(norm_type, NORM_TYPES, "norms", f"norm_type is {norm_type!r}")
         self._norm_type = norm_type
-        self._epsilon = epsilon
+        self._epsilon = norm_epsilon
 
     def __call__(self, x: mtf.Tensor, dims: Sequence[mtf.Dimension] | None = None) -> mtf.Tensor:
         """Normalizes by the variables `norm_scale` and, for `layer`, `norm_bias`.

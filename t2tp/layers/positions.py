@@ -51,13 +51,15 @@ def learned(
     return checked_gather(table, positions, dim)
 
 
-def relative(mesh: mtf.Mesh, heads: mtf.Dimension, buckets: int, max_distance: int) -> RelativeBias:
+def relative(
+    mesh: mtf.Mesh, heads: mtf.Dimension, relative_buckets: int, relative_max_distance: int
+) -> RelativeBias:
     """Returns a learned bias per head and distance bucket, shared by all layers of a stack.
 
     The variable is `relative_bias` in the current scope (C. Raffel et al., arXiv:1910.10683,
-    section 2.1). The distance `max_distance` and all larger ones share a bucket.
+    section 2.1). The distance `relative_max_distance` and all larger ones share a bucket.
     """
-    dims = [heads, mtf.Dimension("relative_buckets", buckets)]
+    dims = [heads, mtf.Dimension("relative_buckets", relative_buckets)]
     stddev = heads.size**-0.5
     table = variables.bias(mesh, "relative_bias", dims, tf.float32, stddev=stddev)
-    return RelativeBias(table, max_distance)
+    return RelativeBias(table, relative_max_distance)

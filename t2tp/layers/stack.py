@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.building.mesh import context_of
 from t2tp.choices import RECOMPUTE
 from t2tp.layers.mixture_of_experts import ExpertTotals, MixtureOfExperts, Totals
 from t2tp.layers.passes import DecodeState, ForwardPass, FullForward
@@ -109,7 +110,8 @@ class Stack:
         if experts:
             zero = ExpertTotals.zero(x.mesh, experts[0].rows_of(x.shape), len(experts))
         totals = (*earlier, zero)
-        if getattr(x.mesh, "layout", None) is not None and x.mesh.layout.num_stages > 1:
+        layout = context_of(x.mesh).layout
+        if layout is not None and layout.num_stages > 1:
             x, totals = self._in_stages(x, forward, totals)
         else:
             for number, layer in enumerate(self._layers):
@@ -149,7 +151,7 @@ class Stack:
         check_layers_match(assigned, [layer.kind for layer in self._layers])
         first_chunk = chunk_number(x.mesh.graph)
         for chunk, ranges in enumerate(assigned, first_chunk):
-            build = self._chunk if x.mesh.runs_schedule else self._chunk_in_turn
+            build = self._chunk if context_of(x.mesh).runs_schedule else self._chunk_in_turn
             x, forward, totals = build(ranges, chunk, _StageTensors(x, forward, totals))
         return x, totals
 
@@ -206,6 +208,6 @@ class Stack:
         """Records the layers that the graph's layer `number` stands for, one or none per stage."""
         outer = tf1.get_variable_scope().name
         prefix = f"{outer}/" if outer else ""
-        mesh.scopes_by_stage[prefix + _name(number)] = tuple(
+        context_of(mesh).stage_scopes[prefix + _name(number)] = tuple(
             prefix + _name(numbers[0]) if numbers else None for numbers in by_stage
         )

@@ -40,7 +40,7 @@ class Residual:
         norm_position: str,
         dropout: Dropout,
         *,
-        multiplier: float = 1.0,
+        residual_multiplier: float = 1.0,
         sequence_parallel: bool = False,
     ) -> None:
         """Sets norm, its position and dropout.
@@ -59,7 +59,7 @@ class Residual:
         self.has_final_norm = norm_position != "post"
         self._position = norm_position
         self._dropout = dropout
-        self._multiplier = multiplier
+        self._multiplier = residual_multiplier
         self._sequence_parallel = sequence_parallel
 
     def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:

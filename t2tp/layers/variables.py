@@ -1,7 +1,7 @@
 """Variables of layers: stored in float32, read in the activation dtype.
 
-Frozen variables (`t2tp.layers.adapters`) are not only read but also stored in the activation dtype.
-Each function declares the role of its variable (`t2tp.ops.variables.role`).
+Frozen variables (`t2tp.building.adapters`) are stored in the activation dtype too, not only read.
+Each function declares the role of its variable (`t2tp.building.role`).
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.layers import initial_values
-from t2tp.layers.adapters import of_mesh
-from t2tp.ops.variables.role import BALANCE, BIAS, EMBEDDING, HEAD, MATRIX, NORM
+from t2tp.building.mesh import context_of
+from t2tp.building.role import BALANCE, BIAS, EMBEDDING, HEAD, MATRIX, NORM
 
 
 def matrix(
@@ -35,7 +34,7 @@ def matrix(
       inputs: dimensions to sum over.
       outputs: dimensions of the product.
       stddev: standard deviation of the initial values by the rule `fan_in`; 0: all are 0. The
-        model's rule (`t2tp.layers.initial_values`) scales this value, except for adapters.
+        model's rule (`t2tp.building.initial_values`) scales this value, except for adapters.
       dtype: activation dtype.
       experts: dimensions along which each index has its own matrix.
       is_adapter: whether the matrix belongs to an adapter, so that it is never frozen.
@@ -43,7 +42,7 @@ def matrix(
     """
     role = mtf.Role(HEAD if is_head else MATRIX, inputs, outputs, experts)
     if not is_adapter:
-        stddev *= initial_values.of_mesh(mesh).scale(role)
+        stddev *= context_of(mesh).initial_values.scale(role)
     return _variable(mesh, name, role, _normal(stddev), dtype, is_adapter)
 
 
@@ -100,7 +99,7 @@ def _variable(
     dtype: tf.DType,
     is_adapter: bool = False,
 ) -> mtf.Tensor:
-    adapters = None if is_adapter else of_mesh(mesh)
+    adapters = None if is_adapter else context_of(mesh).adapters
     scope = tf1.get_variable_scope().name
     frozen = adapters is not None and adapters.freezes(f"{scope}/{name}" if scope else name)
     return mtf.get_variable(

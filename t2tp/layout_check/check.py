@@ -10,16 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.building.mesh import Mesh, names_by_stage
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.layout_check.report import Compared, FirstDifference, LayoutCheck
 from t2tp.lowering.lowering import live_operations
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.stages import names_by_stage
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.dropout import DropoutOperation
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.outputs import Outputs
-from t2tp.program.program import Feature, Mesh, StepFn
+from t2tp.program.program import Feature, StepFn
 from t2tp.program.variables import padded, real_part
 
 # Gradients below this fraction of the largest gradient are rounding errors. Their updates are not
@@ -217,7 +217,7 @@ def _gradients(mesh: Mesh) -> _Tensors:
     outside = set(mesh.graph.operations)
     found = {}
     for variable in mesh.graph.all_variables:
-        gradient = getattr(variable, "last_gradient", None)
+        gradient = mesh.context.gradients.get(variable.name)
         if gradient is not None and gradient.operation not in outside:
             gradient = _sum_of_loop(gradient, mesh)
         if gradient is not None:

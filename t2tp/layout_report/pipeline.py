@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from t2tp import upstream
+from t2tp.building.mesh import context_of
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.pipeline.loop import PipelineLoop
@@ -49,7 +50,7 @@ def pipeline_of(graph: upstream.Graph, layout: Layout) -> PipelineLine | None:
     for op in all_operations(graph.operations):
         if isinstance(op, PipelineLoop):
             stages = range(op.schedule.stages)
-            scopes = op.mesh.scopes_by_stage.values()
+            scopes = context_of(op.mesh).stage_scopes.values()
             layers = tuple(
                 tuple(names[stage] for names in scopes if names[stage] is not None)
                 for stage in stages

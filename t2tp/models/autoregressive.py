@@ -4,10 +4,10 @@ import abc
 from collections.abc import Mapping
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.layers.passes import DecodeState
 from t2tp.layers.positions import context_length
 from t2tp.models.model import Model
-from t2tp.program.program import Mesh
 
 # Optional feature, int32 [batch]: the input token of each row at position 0. It replaces the hparam
 # `bos_token_id`. Models that read it list it in `may_take`.
@@ -17,10 +17,11 @@ FIRST_TOKEN = "first_token"
 class AutoregressiveModel(Model):
     """A model that predicts each token of `targets` from the previous tokens.
 
-    `prefill` reads the prompt. `decode_step` is then called in a loop, once per position. Together
-    they compute the same logits as `loss`, position by position. The tensors of `prefill` have one
-    batch dimension. The tokens and the state of `decode_step` may have more batch dimensions, such
-    as [batch, beam].
+    A model defines `build_loss`, `build_prefill` and `build_decode_step`; callers call `loss`,
+    `prefill` and `decode_step`. `prefill` reads the prompt. `decode_step` is then called in a loop,
+    once per position. Together they compute the same logits as `loss`, position by position. The
+    tensors of `prefill` have one batch dimension. The tokens and the state of `decode_step` may
+    have more batch dimensions, such as [batch, beam].
     """
 
     @property
@@ -41,7 +42,6 @@ class AutoregressiveModel(Model):
             )
         return features["prefix"]
 
-    @abc.abstractmethod
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
@@ -59,8 +59,15 @@ class AutoregressiveModel(Model):
           prefix does no harm: `decode_step` attends to no later position than its own, and
           overwrites the state of its own position.
         """
+        with self.building(mesh):
+            return self.build_prefill(mesh, features, length)
 
     @abc.abstractmethod
+    def build_prefill(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
+    ) -> DecodeState:
+        """Builds `prefill`; a model defines this method."""
+
     def decode_step(
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
@@ -76,6 +83,14 @@ class AutoregressiveModel(Model):
           the token's logits, float32 [batch..., vocab], and the state including this position, with
           the same names and shapes. Logits of ids from `vocab_sizes["targets"]` on are padding.
         """
+        with self.building(mesh):
+            return self.build_decode_step(mesh, tokens, positions, state)
+
+    @abc.abstractmethod
+    def build_decode_step(
+        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
+    ) -> tuple[mtf.Tensor, DecodeState]:
+        """Builds `decode_step`; a model defines this method."""
 
 
 def previous_tokens(

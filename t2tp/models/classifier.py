@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from t2tp import mtf
-from t2tp.program.program import Mesh
+from t2tp.building.mesh import Mesh
 
 
 @runtime_checkable

@@ -7,10 +7,10 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.layers.dense import dense
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, Model, classes_of
-from t2tp.program.program import Mesh
 
 
 class ImageClassifier(Model):
@@ -26,7 +26,9 @@ class ImageClassifier(Model):
         statistics.
         """
 
-    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+    def build_loss(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
         """Computes the mean negative log-likelihood of the classes, in nats.
 
         The hparam `label_smoothing` is included. Features: `inputs`; `targets`, integers [batch],
@@ -43,7 +45,8 @@ class ImageClassifier(Model):
 
     def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """See `Classifier`."""
-        return self._float_logits(mesh, features, training=False)
+        with self.building(mesh):
+            return self._float_logits(mesh, features, training=False)
 
     def _float_logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.layers.attention import AttentionLayer, SelfAttention
@@ -25,7 +26,6 @@ from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previou
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.ops.gather import checked_gather
-from t2tp.program.program import Mesh
 
 
 @registry.register_model
@@ -59,7 +59,8 @@ class MtfImageTransformer(AutoregressiveModel):
         self._space = [self._height, self._width] if is_image else [self._length]
         self._d_model = mtf.Dimension("d_model", hparams.d_model)
         self._vocab = vocab_of(hparams, vocab_sizes["targets"])
-        self._embedding = Embedding(self._vocab, self._d_model, stddev=hparams.initializer_stddev)
+        stddev = hparams.initializer_stddev
+        self._embedding = Embedding(self._vocab, self._d_model, initializer_stddev=stddev)
         self._dropout = Dropout(hparams.layer_prepostprocess_dropout)
         self._stack = self._make_stack()
 
@@ -68,7 +69,9 @@ class MtfImageTransformer(AutoregressiveModel):
         """The number of values of an image."""
         return self._length.size
 
-    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+    def build_loss(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
         """Computes the mean negative log-likelihood of the values, in nats.
 
         Features: `targets`, integers [batch, height, width, channels]; `weights`, float32 [batch]:
@@ -89,7 +92,7 @@ class MtfImageTransformer(AutoregressiveModel):
         weights = mtf.broadcast(weights, shape)
         return predicted(logits, targets, weights, self._vocab, training, top_5=False)
 
-    def prefill(
+    def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
         """See `AutoregressiveModel`. The prefix is the first values of an image.
@@ -109,7 +112,7 @@ class MtfImageTransformer(AutoregressiveModel):
         self._stack(self._embedded(values), Prefill(self._sequence(mesh, batch), length, state))
         return state
 
-    def decode_step(
+    def build_decode_step(
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
@@ -137,7 +140,9 @@ class MtfImageTransformer(AutoregressiveModel):
                     output_scale=scale,
                 )
             ),
-            FeedForward("relu", hparams.d_ff, dropout=hparams.relu_dropout, output_scale=scale),
+            FeedForward(
+                "relu", hparams.d_ff, relu_dropout=hparams.relu_dropout, output_scale=scale
+            ),
         )
         return Stack(
             [layer] * hparams.num_hidden_layers,

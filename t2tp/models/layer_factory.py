@@ -1,5 +1,8 @@
 """Builds the layers of a transformer from its hparams."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -16,8 +19,10 @@ from t2tp.layers.positions import context_length, learned, relative, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
-from t2tp.ops.attention.api import AttentionMethod, RelativeBias
+from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.rotary import RotaryScaling
+
+T = TypeVar("T", SelfAttention, CrossAttention)
 
 
 class LayerFactory:
@@ -47,12 +52,9 @@ class LayerFactory:
         if hparams.sequence_parallel:
             broadcast_dims = [BETWEEN if name == INSIDE else name for name in broadcast_dims]
         self._dropout = Dropout(hparams.layer_prepostprocess_dropout, broadcast_dims)
-        self.norm = Norm(hparams.norm_type, hparams.norm_epsilon)
+        self.norm = hparams.construct(Norm)
         self._position = hparams.position
         self._rotary_scaling = _rotary_scaling(hparams)
-        self._method: AttentionMethod | None = (
-            None if hparams.attention_method == "auto" else hparams.attention_method
-        )
         self._check()
 
     def _check(self) -> None:
@@ -83,18 +85,7 @@ class LayerFactory:
 
     def embedding(self, vocab: mtf.Dimension, logits_bias: bool = False) -> Embedding:
         """Returns the token embedding, which also computes logits, with or without a bias."""
-        return Embedding(
-            vocab,
-            self.d_model,
-            stddev=self._hparams.initializer_stddev,
-            is_tied=self._hparams.tie_embeddings,
-            is_scaled=self._hparams.scale_embeddings,
-            has_bias=logits_bias,
-            are_logits_scaled=self._hparams.scale_decoder_outputs,
-            multiplier=self._hparams.embedding_multiplier,
-            logits_divisor=self._hparams.logits_divisor,
-            logits_soft_cap=self._hparams.logits_soft_cap,
-        )
+        return self._hparams.construct(Embedding, vocab, self.d_model, logits_bias=logits_bias)
 
     def with_positions(
         self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
@@ -135,9 +126,8 @@ class LayerFactory:
         """Returns the bias of the attention scores; None if positions are not relative."""
         if self._position != "relative":
             return None
-        hparams = self._hparams
-        heads = mtf.Dimension("heads", hparams.num_heads)
-        return relative(mesh, heads, hparams.relative_buckets, hparams.relative_max_distance)
+        heads = mtf.Dimension("heads", self._hparams.num_heads)
+        return self._hparams.construct(relative, mesh, heads)
 
     def stack(self, num_layers: int, *, causal: bool, cross: bool = False) -> Stack:
         """Returns the stack of an encoder or a decoder; `cross` adds cross-attention to a memory.
@@ -158,44 +148,33 @@ class LayerFactory:
             Layer(
                 self._self_attention(number, causal, scale),
                 self._feed_forward(number, scale),
-                CrossAttention(
-                    self._heads(scale),
-                    soft_cap=hparams.attention_soft_cap,
-                    dropout=hparams.attention_dropout,
-                    method=self._method,
-                )
-                if cross
-                else None,
+                self._attention(CrossAttention, scale) if cross else None,
                 self._kind(number),
             )
             for number in range(num_layers)
         ]
-        return Stack(
-            layers,
-            Residual(
-                self.norm,
-                hparams.norm_position,
-                self._dropout,
-                multiplier=hparams.residual_multiplier,
-                sequence_parallel=hparams.sequence_parallel,
-            ),
-            recompute=hparams.recompute,
+        residual = hparams.construct(Residual, norm=self.norm, dropout=self._dropout)
+        return Stack(layers, residual, recompute=hparams.recompute)
+
+    def _attention(self, kind: Callable[..., T], output_scale: float, **given: object) -> T:
+        """Returns a `SelfAttention` or `CrossAttention`."""
+        method = self._hparams.attention_method
+        return self._hparams.construct(
+            kind,
+            self._heads(output_scale),
+            attention_method=None if method == "auto" else method,
+            **given,
         )
 
     def _heads(self, output_scale: float) -> Heads:
         hparams = self._hparams
         use_bias = hparams.attention_bias or hparams.use_bias
-        return Heads(
-            hparams.num_heads,
-            hparams.d_kv,
-            num_kv_heads=hparams.num_kv_heads,
+        return hparams.construct(
+            Heads,
             use_bias=use_bias,
             qkv_bias=hparams.qkv_bias or use_bias,
-            d_v=hparams.d_v,
             norm=None if hparams.qk_norm == "none" else self.norm,
             norm_all_heads=hparams.qk_norm == "projection",
-            score_multiplier=hparams.attention_multiplier,
-            has_sinks=hparams.attention_sinks,
             output_scale=output_scale,
         )
 
@@ -211,66 +190,37 @@ class LayerFactory:
         has_own_base = is_local and hparams.local_rotary_base > 0
         base = hparams.local_rotary_base if has_own_base else hparams.rotary_base
         is_rotary = self._position == "rotary" and not kind.endswith("_nope")
-        return SelfAttention(
-            self._heads(scale),
+        return self._attention(
+            SelfAttention,
+            scale,
             causal=causal,
             window=hparams.attention_window if is_local else None,
             rotary_base=base if is_rotary else None,
             rotary_scaling=None if has_own_base else self._rotary_scaling,
-            rotary_fraction=hparams.rotary_fraction,
-            soft_cap=hparams.attention_soft_cap,
-            dropout=hparams.attention_dropout,
-            method=self._method,
         )
 
     def _feed_forward(self, number: int, scale: float) -> FeedForward | MixtureOfExperts:
         hparams = self._hparams
         use_bias = hparams.mlp_bias or hparams.use_bias
+        network: dict[str, Any] = {
+            "mlp": hparams.mlp,
+            "d_ff": hparams.d_ff,
+            "use_bias": use_bias,
+            "relu_dropout": hparams.relu_dropout,
+            "output_scale": scale,
+        }
         if not self._has_experts or (number + 1) % hparams.moe_every:
-            return FeedForward(
-                hparams.mlp,
-                hparams.d_ff,
-                use_bias=use_bias,
-                dropout=hparams.relu_dropout,
-                output_scale=scale,
-            )
-        routing = RoutingConfig(
-            hparams.num_experts,
-            hparams.moe_gating,
-            hparams.moe_capacity_factor_train,
-            hparams.moe_capacity_factor_eval,
-            hparams.moe_group_size,
-            hparams.moe_top_k,
-            hparams.moe_normalize_gates,
-            hparams.moe_gate_scale,
-            hparams.moe_router_scores,
-            hparams.moe_router_bias,
-            hparams.moe_balance_rate > 0,
-            hparams.moe_dispatch,
-            hparams.moe_router_groups,
-            hparams.moe_top_groups,
+            return FeedForward(**network)
+        is_balanced = hparams.moe_balance_rate > 0
+        routing = hparams.construct(
+            RoutingConfig, hparams.num_experts, prefix="moe_", is_balanced=is_balanced
         )
-        return MixtureOfExperts(
-            routing,
-            hparams.moe_shared_d_ff,
-            mlp=hparams.mlp,
-            d_ff=hparams.d_ff,
-            use_bias=use_bias,
-            dropout=hparams.relu_dropout,
-            output_scale=scale,
-        )
+        return MixtureOfExperts(routing, hparams.moe_shared_d_ff, **network)
 
 
 def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:
-    scaling = RotaryScaling(
-        hparams.rotary_scaling_factor,
-        hparams.rotary_low_freq_factor,
-        hparams.rotary_high_freq_factor,
-        hparams.rotary_original_length,
-        hparams.rotary_scaling,
-        hparams.rotary_attention_factor,
-    )
-    return None if scaling.factor == 1 else scaling
+    scaling = hparams.construct(RotaryScaling, prefix="rotary_")
+    return None if scaling.scaling_factor == 1 else scaling
 
 
 def shifted_right(

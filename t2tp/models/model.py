@@ -2,22 +2,20 @@
 
 import abc
 import contextlib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.adapters import Adapters
+from t2tp.building.initial_values import InitialValues
+from t2tp.building.mesh import BuildContext, Mesh, declared
+from t2tp.building.transfer import SmallVariable, Transfer
 from t2tp.hparam import HParams
-from t2tp.layers.adapters import Adapters
-from t2tp.layers.initial_values import InitialValues
-from t2tp.ops.variables.transfer import Transfer
 from t2tp.optim.loss import LossOutput
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Feature, Mesh
+from t2tp.program.program import Feature
 
 # Feature, int64 [batch]: the index of each row's example in its split. The trainer feeds it to
 # every model in evaluations. Random numbers in evaluations should depend only on this index.
@@ -31,16 +29,13 @@ class FeatureMismatchError(ValueError):
 # Features that change the training targets. A model that ignores them would train on wrong targets.
 _CHANGING = frozenset({"targets_weights"})
 
-# Methods of models that build layers. Their first argument is the mesh.
-_BUILDING = ("loss", "logits", "class_logits", "prefill", "decode_step")
-
 
 class Model(abc.ABC):
     """Base class of models; the hparams set the architecture.
 
-    With the hparam `lora_rank`, the layers that `loss`, `logits`, `class_logits`, `prefill` and
-    `decode_step` build have adapters. Variables that are neither adapters nor matched by the hparam
-    `lora_also_trained` are then frozen.
+    A model defines `build_loss`; callers call `loss`, which builds in the context of the hparams
+    (`building`). With the hparam `lora_rank`, the layers then have adapters, and variables that are
+    neither adapters nor matched by the hparam `lora_also_trained` are frozen.
 
     Attributes:
       takes: names of the required features.
@@ -54,12 +49,6 @@ class Model(abc.ABC):
 
     takes: tuple[str, ...] = ()
     may_take: tuple[str, ...] = ()
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        """Wraps the methods that build layers, so that layers use the hparams' settings."""
-        super().__init_subclass__(**kwargs)
-        for name in set(_BUILDING) & set(vars(cls)):
-            setattr(cls, name, _as_in_hparams(vars(cls)[name]))
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
         """Stores the arguments; variables are created when the graph is built."""
@@ -93,12 +82,61 @@ class Model(abc.ABC):
                 f" gives {', '.join(sorted(names))}: {', '.join(missing)} is missing"
             )
 
-    @abc.abstractmethod
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Builds the loss of a batch.
 
         `features` are the problem's features by name. In training, dropout is on.
+
+        Raises:
+          ValueError: `lora_also_trained` matches no variable, or `transfer_from` does not fit.
         """
+        with self.building(mesh, training) as context:
+            if context.transfer is not None:
+                small = self._small_variables(context.transfer.small, features, training)
+                context.transfer.set_small_variables(small)
+            built = self.build_loss(mesh, features, training)
+        if context.adapters is not None:
+            context.adapters.check_also_trained(mesh.graph)
+        return built
+
+    @abc.abstractmethod
+    def build_loss(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
+        """Builds the loss; a model defines this method, and `loss` calls it."""
+
+    def building(
+        self, mesh: Mesh, training: bool = False
+    ) -> contextlib.AbstractContextManager[BuildContext]:
+        """Returns the context in which layers have the settings of the model's hparams.
+
+        Everything that builds layers needs it: without it a model would silently lack its adapters
+        or its rule of initial values. `loss`, `prefill` and `decode_step` enter it for a model.
+        """
+        adapters = Adapters.from_hparams(self.hparams)
+        if adapters is not None and not training:
+            adapters = replace(adapters, dropout=0.0)
+        return mesh.building(
+            adapters=adapters,
+            initial_values=InitialValues.from_hparams(self.hparams),
+            transfer=Transfer.from_hparams(self.hparams),
+        )
+
+    def _small_variables(
+        self, small: HParams, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> dict[str, SmallVariable]:
+        """Returns the variables with a role of the model with the hparams `small`."""
+
+        def step_fn(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+            built = type(self)(small, self.vocab_sizes).loss(mesh, features, training)
+            return {"loss": built.loss}
+
+        inputs = {name: Feature(x.shape, x.dtype) for name, x in features.items()}
+        return {
+            variable.name: SmallVariable(role, variable.get_master().initializer)
+            for variable in AbstractProgram(step_fn, inputs).graph()[0].all_variables
+            if (role := declared(variable).role) is not None
+        }
 
 
 def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
@@ -117,65 +155,6 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
             f" problem with {of_model} classes, or num_classes=0 to train a new classifier"
         )
     return mtf.Dimension("classes", size)
-
-
-@contextlib.contextmanager
-def layer_settings(mesh: Mesh, **settings: object) -> Iterator[None]:
-    """Sets attributes of a mesh inside the context, for the layers that are built there.
-
-    The attributes are `adapters` (`Adapters`), `initial_values` (`InitialValues`) or `transfer`
-    (`Transfer`).
-    """
-    with contextlib.ExitStack() as stack:
-        for name, value in settings.items():
-            stack.callback(setattr, mesh, name, getattr(mesh, name, None))
-            setattr(mesh, name, value)
-        yield
-
-
-def _as_in_hparams(method: Callable) -> Callable:
-    signature = inspect.signature(method)
-
-    @functools.wraps(method)
-    def build(self: Model, mesh: Mesh, *args: object, **kwargs: object) -> object:
-        arguments = signature.bind(self, mesh, *args, **kwargs).arguments
-        transfer = Transfer.from_hparams(self.hparams)
-        if transfer is not None and getattr(mesh, "transfer", None) is None:
-            if method.__name__ == "loss":
-                transfer.set_small_variables(_small_variables(self, transfer.small, arguments))
-            with layer_settings(mesh, transfer=transfer):
-                return build(self, mesh, *args, **kwargs)
-        settings: dict[str, object] = {}
-        values = InitialValues.from_hparams(self.hparams)
-        if values is not None:
-            settings["initial_values"] = values
-        adapters = Adapters.from_hparams(self.hparams)
-        if adapters is not None:
-            is_training = arguments.get("training")
-            settings["adapters"] = adapters if is_training else replace(adapters, dropout=0.0)
-        with layer_settings(mesh, **settings):
-            built = method(self, mesh, *args, **kwargs)
-        if adapters is not None and method.__name__ == "loss":
-            adapters.check_also_trained(mesh.graph)
-        return built
-
-    return build
-
-
-def _small_variables(
-    model: Model, small: HParams, arguments: Mapping[str, Any]
-) -> list[mtf.Variable]:
-    """Returns the variables of a model with the hparams `small`.
-
-    `arguments` are the arguments of `Model.loss`.
-    """
-    features = {name: Feature(x.shape, x.dtype) for name, x in arguments["features"].items()}
-
-    def step_fn(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-        built = type(model)(small, model.vocab_sizes).loss(mesh, features, arguments["training"])
-        return {"loss": built.loss}
-
-    return AbstractProgram(step_fn, features).graph()[0].all_variables
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:

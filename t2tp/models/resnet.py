@@ -9,10 +9,10 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
 from t2tp.layers.convolution import Convolution, batch_norm, group_norm
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.ops.conv.pooling import max_pool
-from t2tp.program.program import Mesh
 
 # Type of block -> number of output channels / number of inner filters.
 _EXPANSION = {"basic": 1, "bottleneck": 4}

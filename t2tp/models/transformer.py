@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
@@ -19,7 +20,6 @@ from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positio
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
-from t2tp.program.program import Mesh
 
 
 @registry.register_model
@@ -69,7 +69,9 @@ class Transformer(AutoregressiveModel):
             hparams.num_decoder_layers or layers, causal=True, cross=True
         )
 
-    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+    def build_loss(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
         """Computes the mean negative log-likelihood of the targets without padding, in nats.
 
         Features: `inputs` and `targets`, each with its `_segmentation` and `_position`: integers
@@ -95,8 +97,9 @@ class Transformer(AutoregressiveModel):
         Returns:
           logits [batch, length, vocab], and the experts' statistics.
         """
-        projection, totals = self._projection(mesh, features, training)
-        return projection.logits, totals
+        with self.building(mesh, training):
+            projection, totals = self._projection(mesh, features, training)
+            return projection.logits, totals
 
     def _projection(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -115,7 +118,7 @@ class Transformer(AutoregressiveModel):
             x, totals = self._decoder(x, forward, encoder_totals)
         return self._project(x), totals
 
-    def prefill(
+    def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
         """See `AutoregressiveModel`.
@@ -137,7 +140,7 @@ class Transformer(AutoregressiveModel):
             self._decoder(x, Prefill(SequenceInfo(positions), length, state, memory, bias))
         return state
 
-    def decode_step(
+    def build_decode_step(
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.layers.dense import dense, square_dense
@@ -29,7 +30,6 @@ from t2tp.models.model import (
 from t2tp.models.transformer_losses import loss_options, predicted, weights_of, with_experts
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.random_by_row import random_by_row
-from t2tp.program.program import Mesh
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
 _OF_MASKED = ("targets", "targets_segmentation", "targets_position")
@@ -74,7 +74,9 @@ class TransformerEncoder(Model):
         self._embedding = self._factory.embedding(self._vocab, hparams.logits_bias)
         self._stack = self._factory.stack(hparams.num_hidden_layers, causal=False)
 
-    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+    def build_loss(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
         """Computes the mean negative log-likelihood of the classes or the masked tokens, in nats.
 
         A classifier requires these features:
@@ -111,7 +113,8 @@ class TransformerEncoder(Model):
                 "this transformer_encoder is a masked language model: it has classes only on a"
                 " problem with `inputs`, and classes as `targets`."
             )
-        return self._class_logits(mesh, features, training=False)[0]
+        with self.building(mesh):
+            return self._class_logits(mesh, features, training=False)[0]
 
     def _class_logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
@@ -31,7 +32,6 @@ from t2tp.models.transformer_losses import (
     weights_of_targets,
     with_experts,
 )
-from t2tp.program.program import Mesh
 
 
 @registry.register_model
@@ -50,7 +50,9 @@ class TransformerLm(AutoregressiveModel):
         self._embedding = self._factory.embedding(self._vocab)
         self._stack = self._factory.stack(hparams.num_hidden_layers, causal=True)
 
-    def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
+    def build_loss(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> LossOutput:
         """Computes the mean negative log-likelihood of the tokens without padding, in nats.
 
         These features are required:
@@ -85,8 +87,9 @@ class TransformerLm(AutoregressiveModel):
         Returns:
           logits [batch, length, vocab], and the experts' statistics.
         """
-        projection, totals = self._projection(mesh, features, training)
-        return projection.logits, totals
+        with self.building(mesh, training):
+            projection, totals = self._projection(mesh, features, training)
+            return projection.logits, totals
 
     def _projection(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -105,7 +108,7 @@ class TransformerLm(AutoregressiveModel):
         x, totals = self._stack(x, FullForward(sequence, training, relative_bias=bias))
         return self._embedding.projection(x), totals
 
-    def prefill(
+    def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
         """See `AutoregressiveModel`.
@@ -123,7 +126,7 @@ class TransformerLm(AutoregressiveModel):
         self._stack(x, Prefill(SequenceInfo(positions), length, state, relative_bias=bias))
         return state
 
-    def decode_step(
+    def build_decode_step(
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
 from t2tp.layers import variables
 from t2tp.layers.attention import SelfAttention
 from t2tp.layers.convolution import Convolution
@@ -21,7 +22,6 @@ from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.ops.gather import checked_gather
-from t2tp.program.program import Mesh
 
 
 @registry.register_model
@@ -116,7 +116,7 @@ class Vit(ImageClassifier):
                 causal=False,
                 dropout=hparams.attention_dropout,
             ),
-            FeedForward(hparams.mlp, hparams.d_ff, use_bias=True, dropout=hparams.dropout),
+            FeedForward(hparams.mlp, hparams.d_ff, use_bias=True, relu_dropout=hparams.dropout),
         )
         residual = Residual(Norm("layer", hparams.norm_epsilon), "pre", dropout)
         return Stack([layer] * hparams.num_hidden_layers, residual, recompute=hparams.recompute)

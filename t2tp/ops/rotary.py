@@ -17,7 +17,7 @@ class RotaryScaling:
     """Makes the rotation slower, for sequences longer than in pretraining.
 
     A pair of elements that rotates by `f` radians per position rotates by `share * f + (1 - share)
-    * f / factor` instead. The kind determines the share:
+    * f / scaling_factor` instead. The kind determines the share:
 
     - `linear`: 0 for all pairs.
     - `llama3` (Llama 3.1): it depends on the number of turns that the pair makes in
@@ -29,20 +29,20 @@ class RotaryScaling:
     - `yarn_unrounded` (gpt-oss): like `yarn`, without rounding.
 
     Attributes:
-      factor: divisor of the frequencies, such as 8 for sequences 8 times longer than in
+      scaling_factor: divisor of the frequencies, such as 8 for sequences 8 times longer than in
         pretraining.
       low_freq_factor: number of turns up to which the share is 0.
       high_freq_factor: number of turns from which the share is 1; above `low_freq_factor`.
       original_length: sequence length in pretraining, in positions.
-      kind: `linear`, `llama3`, `yarn` or `yarn_unrounded`.
-      attention_factor: the amplitude of `yarn`; 0: `1 + 0.1 * ln(factor)`.
+      scaling: the kind, `linear`, `llama3`, `yarn` or `yarn_unrounded`.
+      attention_factor: the amplitude of `yarn`; 0: `1 + 0.1 * ln(scaling_factor)`.
     """
 
-    factor: float
+    scaling_factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 8192
-    kind: str = "llama3"
+    scaling: str = "llama3"
     attention_factor: float = 0.0
 
     def __post_init__(self) -> None:
@@ -60,9 +60,9 @@ class RotaryScaling:
     @property
     def amplitude(self) -> float:
         """The factor by which rotated elements are multiplied."""
-        if not self.kind.startswith("yarn"):
+        if not self.scaling.startswith("yarn"):
             return 1.0
-        return self.attention_factor or 1.0 + 0.1 * math.log(max(self.factor, 1.0))
+        return self.attention_factor or 1.0 + 0.1 * math.log(max(self.scaling_factor, 1.0))
 
     def __call__(self, turns: np.ndarray, base: float = 10000.0) -> np.ndarray:
         """Returns scaled angles.
@@ -70,17 +70,17 @@ class RotaryScaling:
         `turns` has the angle by which each pair turns per position, in radians, computed with
         `base`.
         """
-        share = 0.0 if self.kind == "linear" else self._share(turns, base)
-        return (1 - share) * turns / self.factor + share * turns
+        share = 0.0 if self.scaling == "linear" else self._share(turns, base)
+        return (1 - share) * turns / self.scaling_factor + share * turns
 
     def _share(self, turns: np.ndarray, base: float) -> np.ndarray:
-        if self.kind == "llama3":
+        if self.scaling == "llama3":
             times = self.original_length / (2 * np.pi / turns)
             span = self.high_freq_factor - self.low_freq_factor
             return np.clip((times - self.low_freq_factor) / span, 0.0, 1.0)
         first = self._pair(self.high_freq_factor, len(turns), base)
         last = self._pair(self.low_freq_factor, len(turns), base)
-        if self.kind == "yarn":
+        if self.scaling == "yarn":
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * len(turns) - 1)
         return 1.0 - np.clip((np.arange(len(turns)) - first) / max(last - first, 0.001), 0.0, 1.0)

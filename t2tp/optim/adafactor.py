@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh
+from t2tp.building.transfer import Growth
 from t2tp.hparam import HParams
-from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.adafactor_statistics import DirectionSquaresOperation, Moments, StatisticsOperation
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
-from t2tp.program.program import Mesh
 
 # To factor a smaller dimension would save little memory, and give a worse estimate. The number is
 # mesh-tensorflow's.

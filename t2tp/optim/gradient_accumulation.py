@@ -10,18 +10,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh, is_of_stage
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row, rows_of_microbatch
 from t2tp.lowering.while_loop import lower_while_loop
-from t2tp.mesh.stages import is_of_stage
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.ops.take_microbatch import take_microbatch
 from t2tp.ops.variables.zero_weights import gradients_at_rest, separate_sums
 from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
-from t2tp.program.program import Mesh
 
 _BATCH = "batch"
 
@@ -135,11 +134,8 @@ def accumulate(
 
 def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh) -> LossOutput:
     """Builds the loss of a microbatch; pipeline stages, if there are any, follow a schedule."""
-    mesh.runs_schedule = True
-    try:
+    with mesh.building(runs_schedule=True):
         return loss_fn(features)
-    finally:
-        mesh.runs_schedule = False
 
 
 def sum_metrics(

@@ -4,7 +4,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.program.program import Mesh
+from t2tp.building.mesh import Mesh
 
 _FIRST_SCALE = 2.0**15
 _STEPS_TO_GROW = 2000

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import declared
+from t2tp.building.role import MATRIX
+from t2tp.building.transfer import Growth
 from t2tp.hparam import HParams
 from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
-from t2tp.ops.variables.role import MATRIX
-from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.adam import Adam
 from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract
 from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation, moving_average
@@ -60,7 +61,7 @@ class Muon(Adam):
         by_muon: list[Target] = []
         others: list[Target] = []
         for target in targets:
-            role = getattr(target.var, "role", None)
+            role = declared(target.var).role
             is_matrix = role is not None and role.kind == MATRIX
             (by_muon if is_matrix else others).append(target)
         operations = super().updates(others) if others else []

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients
-from t2tp.program.program import Mesh
 
 
 def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:

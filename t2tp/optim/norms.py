@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import count_of_stages
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-from t2tp.mesh.stages import count_of_stages
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.optimizer import variable_slice
 

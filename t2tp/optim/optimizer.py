@@ -7,14 +7,14 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh, declared
+from t2tp.building.role import HEAD, MATRIX
+from t2tp.building.transfer import SAME_SIZE, Growth
 from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
-from t2tp.ops.variables.role import HEAD, MATRIX
-from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.weight_decay import WeightDecay
-from t2tp.program.program import Mesh
 
 
 class Target(NamedTuple):
@@ -62,8 +62,10 @@ class Optimizer(mtf.optimize.Optimizer):
         rates = {1.0: self._learning_rate}
         targets = []
         for grad, var, decay in zip(grads, variables, decays, strict=True):
-            growth = getattr(var, "growth", Growth())
-            factor = 1.0 if growth == Growth() else self.rate_factor(var.role, growth)
+            variable = declared(var)
+            factor = 1.0
+            if variable.role is not None and variable.growth != SAME_SIZE:
+                factor = self.rate_factor(variable.role, variable.growth)
             if factor not in rates:
                 rates[factor] = self._learning_rate * factor
             targets.append(Target(var, mtf.cast(grad, tf.float32), rates[factor], decay / factor))

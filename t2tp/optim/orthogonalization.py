@@ -31,12 +31,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import declared, is_of_stage
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import LayoutError, describe
-from t2tp.mesh.stages import is_of_stage
 from t2tp.mesh.storage import name_in_use
 from t2tp.optim.optimizer import variable_slice
 
@@ -150,7 +150,7 @@ class Matrices:
           ValueError: role and shape have different dimensions.
         """
         names = [name_in_use(dim.name) for dim in var.shape.dims]
-        role = var.role
+        role = declared(var).role
         if sorted(names) != sorted(dim.name for dim in role.dims):
             raise ValueError(
                 f"Variable {var.name!r} has the dimensions {', '.join(names)}, and its role"

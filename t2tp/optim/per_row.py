@@ -17,17 +17,16 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import mtf, upstream
+from t2tp.building.mesh import Mesh, is_balance
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.conv.convolution import ConvolutionFiltersGradOperation
 from t2tp.ops.gather import GatherGradOperation
 from t2tp.ops.norms.batch_norm import BatchNormOperation
 from t2tp.ops.norms.group_norm import GroupNormGradOperation
 from t2tp.ops.norms.layer_norm import NormGradOperation
-from t2tp.ops.variables.role import is_balance
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients, variables_of
-from t2tp.program.program import Mesh
 
 # Operations that sum over the dimensions that their outputs lack.
 _SUMS = (

@@ -14,11 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import BATCH, PROCESSORS
 from t2tp.optim.nonfinite import step_tensors
-from t2tp.program.program import Feature, Mesh, Program
+from t2tp.program.program import Feature, Program
 from t2tp.program.replicas import ReplicaMismatch, checksums, copies, equal_groups
 
 LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]

@@ -13,8 +13,8 @@ import math
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.transfer import Transfer
 from t2tp.hparam import HParams
-from t2tp.ops.variables.transfer import Transfer
 
 
 def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.Tensor:

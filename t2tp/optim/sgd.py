@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.role import HEAD, MATRIX
+from t2tp.building.transfer import Growth
 from t2tp.hparam import HParams
-from t2tp.ops.variables.role import HEAD, MATRIX
-from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
-from t2tp.program.program import Mesh
 
 
 def finite(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from t2tp import mtf, registry
+from t2tp.building.mesh import Mesh, count_of_stages, is_balance
 from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
 from t2tp.mesh.layout_text import LayoutError
-from t2tp.mesh.stages import count_of_stages
-from t2tp.ops.variables.role import is_balance
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import clip
 from t2tp.optim.ema import average_weights
@@ -19,7 +18,6 @@ from t2tp.optim.loss_scale import LossScale
 from t2tp.optim.norms import UpdateNorm
 from t2tp.optim.schedules import learning_rate
 from t2tp.optim.step_skipping import SkippedSteps, finite, good_step
-from t2tp.program.program import Mesh
 
 
 @dataclass(frozen=True)

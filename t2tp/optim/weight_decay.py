@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 
 from t2tp import mtf
-from t2tp.ops.variables.role import EMBEDDING, HEAD, MATRIX
+from t2tp.building.mesh import declared
+from t2tp.building.role import EMBEDDING, HEAD, MATRIX
 
 
 class WeightDecay:
@@ -56,5 +57,5 @@ class WeightDecay:
     def _decays(self, var: mtf.Variable) -> bool:
         if self._exclude and self._pattern.search(var.name):
             return False
-        role = getattr(var, "role", None)
+        role = declared(var).role
         return var.shape.ndims > 1 if role is None else role.kind in (MATRIX, HEAD, EMBEDDING)

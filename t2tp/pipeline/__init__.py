@@ -17,5 +17,5 @@ schedule 1F1B is this table. F0 is the forward pass of microbatch 0:
 * `chain` runs the stages once, one after the other, in programs without a loss, such as decoding.
 
 A model's code does not depend on stages. `layers.stack.Stack` builds the layers of one stage, and
-each stage computes them with its own variables (`Mesh.scopes_by_stage`).
+each stage computes them with its own variables (`BuildContext.stage_scopes`).
 """

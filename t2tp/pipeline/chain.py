@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.shared_constants import shared_constants
@@ -22,7 +23,6 @@ from t2tp.mesh.layout import LayoutError
 from t2tp.mesh.wire import Wire
 from t2tp.ops.scatter_update import Rows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
-from t2tp.program.program import Mesh
 
 # A smaller group would take the same time, because reading the weights from memory dominates.
 _MIN_TOKENS = 16

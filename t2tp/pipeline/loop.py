@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.while_loop import reduce_what_comes_from_outside
 from t2tp.mesh.layout import LayoutError
@@ -28,7 +29,6 @@ from t2tp.pipeline.partition import Partition
 from t2tp.pipeline.schedule import Schedule
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.ticks import Ticks
-from t2tp.program.program import Mesh
 
 
 class PipelineLoop(MicrobatchSums):

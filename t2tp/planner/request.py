@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.model import Model
@@ -15,7 +16,7 @@ from t2tp.planner.depth import lower_by_layers, with_values
 from t2tp.planner.plan import Plan
 from t2tp.planner.stages.staged_step import StagedStep, staged_plan
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Feature, Mesh, StepFn
+from t2tp.program.program import Feature, StepFn
 from t2tp.step.lowered import LoweredStep
 
 # Length of the learning-rate schedule, which does not change a step's cost.

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf1
 from absl import logging
 
 from t2tp import upstream
+from t2tp.building.mesh import Mesh, names_by_stage
 from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.lowering import GraphLowering, all_operations
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
@@ -30,7 +31,6 @@ from t2tp.mesh.layout_conflicts import check_tensor, check_vectors
 from t2tp.mesh.layout_text import describe
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.mesh.sizes import check_consistent_sizes
-from t2tp.mesh.stages import names_by_stage
 from t2tp.mesh.storage import axes_at_rest
 from t2tp.processes.cluster import Cluster, connect, threads_of_an_operation
 from t2tp.processes.process_spec import THREADS_VARIABLE
@@ -52,37 +52,6 @@ class Feature:
         """Declares an input; the shape may be text such as `"batch:16;length:128"`."""
         self.shape = upstream.convert_to_shape(shape)
         self.dtype = tf.as_dtype(dtype)
-
-
-class Mesh(upstream.Mesh):
-    """The mesh on which a step creates its tensors. It also provides the step's number.
-
-    Attributes:
-      adapters: adapters of the layers that are being built; see `t2tp.layers.adapters`.
-      scopes_by_stage: the stages of a pipeline share one graph, in which one scope stands for a
-        different layer on each stage. The dictionary maps this scope to the layer's own scope on
-        each stage, or None on a stage without such a layer; see
-        `t2tp.mesh.stages.names_by_stage`.
-      runs_schedule: whether operations that are built now will run in a pipeline's schedule.
-    """
-
-    def __init__(self, graph: upstream.Graph, step: tf.Tensor, layout: Layout) -> None:
-        super().__init__(graph, "mesh")
-        self.layout = layout
-        self.adapters: object = None
-        self.scopes_by_stage: dict[str, tuple[str | None, ...]] = {}
-        self.runs_schedule = False
-        self._step_tensor = step
-        self._step: upstream.Tensor | None = None
-
-    @property
-    def step(self) -> upstream.Tensor:
-        """The number of the step, from 0: an int64 scalar."""
-        if self._step is None:
-            self._step = upstream.import_laid_out_tensor(
-                self, LaidOutTensor([self._step_tensor]), upstream.Shape([]), name="step"
-            )
-        return self._step
 
 
 class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):

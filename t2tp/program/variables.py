@@ -15,9 +15,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
+from t2tp.building.mesh import declared, names_by_stage
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import describe
-from t2tp.mesh.stages import names_by_stage
 from t2tp.processes.cluster import Cluster
 from t2tp.program.initializers import initial_slice
 
@@ -108,7 +108,7 @@ class VariableSpec:
             variable.slice_dtype,
             variable.get_master().initializer,
             variable.trainable,
-            getattr(variable, "is_frozen", False),
+            declared(variable).is_frozen,
             names_by_stage(variable.mesh, variable.name) or (),
         )
 

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
-from t2tp.program.program import Mesh
 
 EOS = 1
 TOKENS, VOCAB = 5, 8  # Tokens 5 to 7 are padding of the vocabulary.
@@ -25,10 +25,10 @@ class TableModel(AutoregressiveModel):
         super().__init__(HParams(), {"targets": tokens})
         self.logits = logits
 
-    def loss(self, mesh, features, training):
+    def build_loss(self, mesh, features, training):
         raise NotImplementedError
 
-    def prefill(
+    def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
         """Stores the tokens by position."""
@@ -36,7 +36,7 @@ class TableModel(AutoregressiveModel):
         missing = length.size - prefix.shape.dims[-1].size
         return {"history": mtf.pad(prefix, [0, missing], "length")}
 
-    def decode_step(
+    def build_decode_step(
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         history = state["history"]

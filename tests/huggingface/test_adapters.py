@@ -10,10 +10,10 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import registry
+from t2tp.building.adapters import UP
 from t2tp.checkpoint.variables import load_base
 from t2tp.choices import ADAPTED
 from t2tp.huggingface.safetensors_file import read_header
-from t2tp.layers.adapters import UP
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.huggingface import our_models, their_models

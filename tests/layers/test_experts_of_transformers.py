@@ -43,14 +43,19 @@ BLOCKS = {
         },
         RoutingConfig(
             **{"num_experts": 2 * EXPERTS, "gating": "top_k", "top_k": K, "gate_scale": 2.5},
-            **{"scores": "sigmoid", "is_balanced": True, "router_groups": 4, "top_groups": 2},
+            **{
+                "router_scores": "sigmoid",
+                "is_balanced": True,
+                "router_groups": 4,
+                "top_groups": 2,
+            },
         ),
         {"mlp": "swiglu", "shared_d_ff": 2 * D_FF},
     ),
     "gpt_oss": (
         "GptOssMLP",
         {"num_local_experts": EXPERTS, "intermediate_size": D_FF},
-        TOP_K(has_bias=True),
+        TOP_K(router_bias=True),
         {"mlp": "clamped_swiglu", "use_bias": True},
     ),
 }

@@ -39,7 +39,9 @@ ROUTINGS = {
     "expert_choice": RoutingConfig(EXPERTS, "expert_choice", 0.6, 4.0),
     "small_groups": RoutingConfig(EXPERTS, "top_1", 1.0, 4.0, group_size=3),
     "large_groups": RoutingConfig(EXPERTS, "top_2", 0.75, 4.0, group_size=12),
-    "top_3": RoutingConfig(EXPERTS, "top_k", 0.75, 4.0, top_k=3, scores="sigmoid", gate_scale=2.5),
+    "top_3": RoutingConfig(
+        EXPERTS, "top_k", 0.75, 4.0, top_k=3, router_scores="sigmoid", gate_scale=2.5
+    ),
     "small_groups_choose": RoutingConfig(EXPERTS, "expert_choice", 0.6, 4.0, group_size=3),
 }
 

@@ -7,13 +7,12 @@ import pytest
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.building.initial_values import InitialValues
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.grouping import grouped_shape
-from t2tp.layers.initial_values import InitialValues
 from t2tp.layers.normalization import Norm
 from t2tp.layers.positions import sinusoidal
-from t2tp.models.model import layer_settings
 from tests.layers.running import run
 
 X = np.random.default_rng(0).normal(size=[4, 6, 8])
@@ -33,7 +32,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_sets_initial_values_by_inputs_and_outputs_times_the_gain(rule):
     def network(x):
-        with layer_settings(x.mesh, initial_values=InitialValues(rule, 0.02)):
+        with x.mesh.building(initial_values=InitialValues(rule, 0.02)):
             return {"y": FeedForward("relu", 1024, output_scale=0.5)(x, training=False)}
 
     x = {"x": ("batch:2;d_model:64", np.ones([2, 64]))}
@@ -44,7 +43,7 @@ def test_a_rule_sets_initial_values_by_inputs_and_outputs_times_the_gain(rule):
 
 
 def test_dropout_of_a_network_is_for_training():
-    network = FeedForward("relu", 64, dropout=0.5)
+    network = FeedForward("relu", 64, relu_dropout=0.5)
     ran = run(lambda x: {"on": network(x, True), "off": network(x, False)}, INPUTS)
     plain = run(lambda x: {"y": FeedForward("relu", 64)(x, True)}, INPUTS)
     np.testing.assert_array_equal(ran["off"], plain["y"])

@@ -26,8 +26,8 @@ INPUTS = {
 
 
 def layer(with_experts=False):
-    attention = SelfAttention(Heads(2, 4), causal=True, dropout=0.2)
-    network = FeedForward("relu", 16, dropout=0.2)
+    attention = SelfAttention(Heads(2, 4), causal=True, attention_dropout=0.2)
+    network = FeedForward("relu", 16, relu_dropout=0.2)
     if with_experts:
         network = MixtureOfExperts(RoutingConfig(4), mlp="relu", d_ff=16)
     return Layer(attention, network)
@@ -107,7 +107,11 @@ def test_what_cannot_work_is_refused(make, message):
 def attended(dropout, training):
     def build(x, segments, positions):
         forward = FullForward(SequenceInfo(positions, segments), training)
-        return {"y": SelfAttention(Heads(2, 4), causal=True, dropout=dropout)(x, forward, "self")}
+        return {
+            "y": SelfAttention(Heads(2, 4), causal=True, attention_dropout=dropout)(
+                x, forward, "self"
+            )
+        }
 
     return run(build, INPUTS)["y"]
 

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 import t2tp
+from t2tp.building.adapters import DOWN, UP
+from t2tp.building.mesh import declared
 from t2tp.choices import ADAPTED
-from t2tp.layers.adapters import DOWN, UP
 from t2tp.layout_report import explain
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.step.lowered import LoweredStep
@@ -189,7 +190,7 @@ def test_frozen_weights_are_gathered_in_stage_3_alone(stage):
     adapters = sum(v.size for v in trainable) * 4
     assert gathered > 0
     assert (4 * gathered > 2 * adapters) == (stage == 3)
-    frozen = [v for v in program.graph()[0].all_variables if getattr(v, "is_frozen", False)]
+    frozen = [v for v in program.graph()[0].all_variables if declared(v).is_frozen]
     assert any("@" in str(v.shape.dimension_names) for v in frozen) == (stage == 3)
 
 

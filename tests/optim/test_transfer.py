@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from t2tp import mtf
-from t2tp.ops.variables.transfer import Growth
+from t2tp.building.mesh import declared
+from t2tp.building.transfer import Growth
 from t2tp.optim.adam import Adam
 from t2tp.optim.muon import Muon
 from t2tp.optim.sgd import Sgd
@@ -69,8 +70,8 @@ def test_initial_values_follow_the_width_of_the_small_model(family, tuned):
     powers = {"matrix": -0.5, "head": -1.0} | {n: -1.0 for n in variables if "router" in n}
     for name, variable in variables.items():
         of_small = getattr(wide[name].get_master().initializer, "stddev", 0.0)
-        growth = [mtf.Shape(v.role.inputs).size for v in (variable, wide[name])]
-        power = powers.get(name, powers.get(variable.role.kind, 0.0))
+        growth = [mtf.Shape(declared(v).role.inputs).size for v in (variable, wide[name])]
+        power = powers.get(name, powers.get(declared(variable).role.kind, 0.0))
         found = getattr(variable.get_master().initializer, "stddev", 0.0)
         assert found == pytest.approx(of_small * (growth[0] / growth[1]) ** power), name
 

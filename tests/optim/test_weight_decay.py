@@ -7,6 +7,7 @@ import pytest
 
 import t2tp
 from t2tp import mtf, registry
+from t2tp.building.mesh import declared
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.abstract_program import AbstractProgram
 from tests.models.any_model import EVERY, TRANSFORMERS, small_model
@@ -34,11 +35,11 @@ def test_biases_and_norms_do_not_decay(name):
     changes = ALL_BIASES if name in TRANSFORMERS else {"qkv_bias": True} if name == "vit" else {}
     model, _, features = small_model(name, **changes)
     variables = trainable_variables(model, features)
-    assert all(var.role for var in variables)
+    assert all(declared(var).role for var in variables)
     decays = WeightDecay(0.5).rates(variables)
     for var, decay in zip(variables, decays, strict=True):
         assert (decay == 0.0) == bool(NOT_DECAYED.search(var.name)), var.name
-        assert list(var.role.dims) == list(var.shape.dims)
+        assert list(declared(var).role.dims) == list(var.shape.dims)
     assert 0.0 in decays
 
 

@@ -17,7 +17,7 @@ class Slope(Model):
 
     takes = ("x",)
 
-    def loss(self, mesh, features, training):
+    def build_loss(self, mesh, features, training):
         w = mtf.get_variable(mesh, "w", mtf.Shape([]), initializer=tf.ones_initializer())
         rows = mtf.reduce_sum(mtf.ones_like(features["x"]))
         total = mtf.reduce_sum(w * features["x"])

@@ -7,7 +7,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.program.program import Feature, Mesh
+from t2tp.building.mesh import Mesh
+from t2tp.program.program import Feature
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import t2tp.hparams  # noqa: F401  (its sets are registered)
 from t2tp import mtf, optim, registry
+from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.ops.attention.api import attention
@@ -14,7 +15,6 @@ from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.layer_norm import layer_norm
-from t2tp.program.program import Mesh
 from t2tp.step.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT
 
 _D_KV = 64

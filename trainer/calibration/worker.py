@@ -20,11 +20,12 @@ import numpy as np
 
 import t2tp
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.mesh.layout import Layout
 from t2tp.planner.curves import COLLECTIVE_KINDS, Point, seconds_at
 from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Mesh, Program, StepFn
+from t2tp.program.program import Program, StepFn
 from t2tp.step.lowered import LoweredStep
 from t2tp.step.work import COMPUTE_BOUND
 from t2tp.trainer.calibration.disturbance import Watch

@@ -17,6 +17,7 @@ from tqdm import tqdm
 import t2tp.hparams
 import t2tp.models  # noqa: F401  (they register themselves)
 from t2tp import problems
+from t2tp.building.adapters import Adapters
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.weights import RunWeights
 from t2tp.hparam import HParams
@@ -29,7 +30,6 @@ from t2tp.huggingface.known_types import MODEL_TYPES, find_types
 from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory
 from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.tensor_map import Variable, variables
-from t2tp.layers.adapters import Adapters
 from t2tp.problems.vocab.special_tokens import read_if_there
 from t2tp.processes.cluster import ALONE, Cluster, connect
 from t2tp.scratch_directory import scratch_directory

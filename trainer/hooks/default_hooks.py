@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from t2tp import mtf
+from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layout_report import explain
 from t2tp.ops.flops import matmul_flops
 from t2tp.optim.same_rows import LossFn, SameRows
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Mesh, Program
+from t2tp.program.program import Program
 from t2tp.program.replicas import ReplicaMismatch
 from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.histograms import HistogramHook, process_directory

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.building.mesh import Declaration, context_of
+from t2tp.building.role import Role
+from t2tp.building.transfer import SAME_SIZE
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.gather_schedule import lower_gathers
 from t2tp.lowering.operation import Hooks, Operation
 from t2tp.mesh.layout_conflicts import check_tensor
 from t2tp.ops.cast import CastOperation, cast
-from t2tp.ops.variables.role import Role
-from t2tp.ops.variables.transfer import Growth
 
 
 def get_variable(
@@ -62,40 +63,34 @@ def get_variable(
         dtype = upstream.VariableDType(
             master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
         )
-    layout = getattr(mesh, "layout", None)
+    context = context_of(mesh)
+    layout = context.layout
     if layout is not None:
         check_tensor(layout, name, shape)  # Before `at_rest` renames the sharded dimension.
     scope = tf.compat.v1.get_variable_scope().name
     full_name = f"{scope}/{name}" if scope else name
-    growth, transfer = Growth(), getattr(mesh, "transfer", None)
-    if transfer is not None and role is not None:
-        initializer, growth = transfer.scaled_initializer(full_name, role, initializer)
+    growth = SAME_SIZE
+    if context.transfer is not None and role is not None:
+        initializer, growth = context.transfer.scaled_initializer(full_name, role, initializer)
+    context.declarations[full_name] = Declaration(role, frozen, growth)
     trainable = trainable and not frozen
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):
         stored = layout.at_rest(shape)
     if layout is None or stored == shape:
-        value = upstream.get_variable(
+        return upstream.get_variable(
             mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
         )
-        _declare(value.operation, frozen, role, growth)
-        return value
     if layout.storage.stage == 3:
         unread = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
         part = upstream.get_variable(
             mesh, name, stored, dtype=unread, initializer=initializer, trainable=trainable, **kwargs
         )
-        _declare(part.operation, frozen, role, growth)
         return WeightGatherOperation(part, shape, dtype.activation_dtype).outputs[0]
     known = mesh.graph.name_to_variable
     if full_name not in known:
         known[full_name] = ShardedVariable(mesh, name, shape, stored, dtype, initializer, **kwargs)
-        _declare(known[full_name], frozen, role, growth)
     return known[full_name].value
-
-
-def _declare(variable: upstream.Variable, frozen: bool, role: Role | None, growth: Growth) -> None:
-    variable.is_frozen, variable.role, variable.growth = frozen, role, growth
 
 
 class ShardedVariable(Hooks, upstream.Variable):
@@ -207,7 +202,8 @@ def gradients(
     grads = [None if grad is None else _added_before_scatter(grad) for grad in grads]
     for x, grad in zip(xs, grads, strict=True):
         if isinstance(x.operation, upstream.Variable):
-            x.operation.last_gradient = grad  # For `t2tp.check_layout`.
+            # For `t2tp.check_layout`.
+            context_of(x.mesh).gradients[x.operation.name] = grad
     return grads
 
 
@@ -276,7 +272,7 @@ def _addends(grad: upstream.Tensor) -> list[upstream.Tensor]:
 
 def _are_summed_first(grad: upstream.Tensor) -> bool:
     """Whether a gradient's addends are reduced over the batch before they are added."""
-    layout = getattr(grad.mesh, "layout", None)
+    layout = context_of(grad.mesh).layout
     return layout is not None and layout.exact_sums > 0
 
 

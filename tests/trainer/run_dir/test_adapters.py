@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from t2tp.layers.adapters import DOWN, UP
+from t2tp.building.adapters import DOWN, UP
 from t2tp.trainer.cli.programs import t2tp_avg_checkpoints, t2tp_eval, t2tp_trainer
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.checkpoint.samples import values_in

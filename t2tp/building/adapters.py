@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from t2tp import mtf
+from t2tp import upstream
 from t2tp.hparam import HParams
 
 DOWN, UP = "_lora_a", "_lora_b"
@@ -44,13 +44,7 @@ class Adapters:
         """
         if "lora_rank" not in hparams:
             return None
-        adapters = cls(
-            hparams.lora_rank,
-            hparams.lora_alpha,
-            tuple(hparams.lora_targets),
-            hparams.lora_also_trained,
-            hparams.lora_dropout,
-        )
+        adapters = hparams.construct(cls, prefix="lora_", targets=tuple(hparams.lora_targets))
         if not adapters.rank:
             return None
         if not adapters.targets:
@@ -72,7 +66,7 @@ class Adapters:
         """Whether a variable that is not an adapter's is frozen."""
         return not (self.also_trained and re.search(self.also_trained, name))
 
-    def check_also_trained(self, graph: mtf.Graph) -> None:
+    def check_also_trained(self, graph: upstream.Graph) -> None:
         """Raises ValueError if `also_trained` is set and matches no variable of a model's graph."""
         names = [variable.name for variable in graph.all_variables]
         if self.also_trained and all(map(self.freezes, names)):
@@ -80,8 +74,3 @@ class Adapters:
                 f"lora_also_trained={self.also_trained!r} matches no variable of the model, such as"
                 f" {names[0]}"
             )
-
-
-def of_mesh(mesh: mtf.Mesh) -> Adapters | None:
-    """Returns the adapters of the model that is being built on a mesh."""
-    return getattr(mesh, "adapters", None)

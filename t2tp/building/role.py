@@ -10,7 +10,7 @@ declares its role:
     experts' bias            [experts, d_ff]    BIAS per expert, output d_ff
 
 Weight decay (`t2tp.optim.weight_decay`), Muon (`t2tp.optim.muon`), `transfer_from`
-(`t2tp.ops.variables.transfer`) and the balancing of experts read the role.
+(`t2tp.building.transfer`) and the balancing of experts read the role.
 """
 
 from collections.abc import Sequence
@@ -45,13 +45,3 @@ class Role:
     def dims(self) -> list[upstream.Dimension]:
         """The dimensions of the variable, in the order in which t2tp's layers store them."""
         return [*self.experts, *self.inputs, *self.outputs]
-
-
-def is_balance(variable: upstream.Variable) -> bool:
-    """Whether a variable balances experts.
-
-    Its "gradient" is each expert's load minus the mean load. The variable is left out of the
-    gradient norm and of clipping, the optimizer does not update it, and it has no average.
-    """
-    role = getattr(variable, "role", None)
-    return role is not None and role.kind == BALANCE

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from t2tp import mtf
+from t2tp.building.role import Role
 from t2tp.hparam import HParams
 
 # Rule -> function (number of inputs, number of outputs, `initializer_stddev`) -> stddev.
@@ -39,18 +39,16 @@ class InitialValues:
     stddev: float = 0.02
 
     @classmethod
-    def from_hparams(cls, hparams: HParams) -> InitialValues | None:
-        """Reads `initializer` and `initializer_stddev`; None for `fan_in`."""
-        if "initializer" not in hparams or hparams.initializer == "fan_in":
-            return None
+    def from_hparams(cls, hparams: HParams) -> InitialValues:
+        """Reads `initializer` and `initializer_stddev`, if they are declared."""
+        if "initializer" not in hparams:
+            return FAN_IN
         return cls(hparams.initializer, hparams.initializer_stddev)
 
-    def scale(self, role: mtf.Role) -> float:
+    def scale(self, role: Role) -> float:
         """Returns the standard deviation of a matrix relative to the rule `fan_in`."""
         inputs, outputs = (math.prod(d.size for d in dims) for dims in (role.inputs, role.outputs))
         return RULES[self.rule](inputs, outputs, self.stddev) * inputs**0.5
 
 
-def of_mesh(mesh: mtf.Mesh) -> InitialValues:
-    """Returns the rule of the model that is being built on a mesh."""
-    return getattr(mesh, "initial_values", None) or InitialValues()
+FAN_IN = InitialValues()

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from t2tp import registry, upstream
+from t2tp.building.role import HEAD, MATRIX, Role
 from t2tp.hparam import HParams
-from t2tp.ops.variables.role import HEAD, MATRIX, Role
 
 # Integer hparams that are not widths: the depth, and sizes that the problem's data determines.
 _NO_WIDTH = re.compile("layer|vocab|classes|batch|length")
@@ -36,6 +36,16 @@ class Growth(NamedTuple):
 
     inputs: float = 1.0
     outputs: float = 1.0
+
+
+SAME_SIZE = Growth()
+
+
+class SmallVariable(NamedTuple):
+    """The role and the initializer of a variable of the small model."""
+
+    role: Role
+    initializer: object
 
 
 class Transfer:
@@ -67,7 +77,7 @@ class Transfer:
                     f" {name}"
                 )
             self.small.set(name, tuned.get(name))
-        self._variables: dict[str, upstream.Variable] = {}
+        self._variables: Mapping[str, SmallVariable] = {}
 
     @classmethod
     def from_hparams(cls, hparams: HParams) -> Transfer | None:
@@ -81,10 +91,9 @@ class Transfer:
         name = dim_name if dim_name in self.small else "hidden_size"
         return self._hparams.get(name) / self.small.get(name) if name in self.small else 1.0
 
-    def set_small_variables(self, variables: Iterable[upstream.Variable]) -> None:
-        """Sets the variables of the small model. Until this method is called, nothing is scaled."""
-        for variable in variables:
-            self._variables[variable.name] = variable
+    def set_small_variables(self, variables: Mapping[str, SmallVariable]) -> None:
+        """Sets the small model's variables with a role. Until then, nothing is scaled."""
+        self._variables = variables
 
     def scaled_initializer(self, name: str, role: Role, default: object) -> tuple[object, Growth]:
         """Returns the small model's initializer, scaled for a variable, and the variable's growth.
@@ -95,9 +104,9 @@ class Transfer:
           ValueError: the small model has no such variable, or its initializer cannot be scaled.
         """
         if not self._variables:
-            return default, Growth()
+            return default, SAME_SIZE
         small = self._variables.get(name)
-        if small is None or small.role is None or small.role.kind != role.kind:
+        if small is None or small.role.kind != role.kind:
             raise ValueError(
                 f"transfer_from={self._hparams.transfer_from!r}: the model with the sizes of that"
                 f" set has no {role.kind} {name!r}"
@@ -112,13 +121,7 @@ class Transfer:
             )
         )
         factor = {MATRIX: growth.inputs**-0.5, HEAD: 1 / growth.inputs}.get(role.kind, 1.0)
-        return _scaled(small.get_master().initializer, factor, name), growth
-
-
-def ratio(mesh: upstream.Mesh, dim_name: str) -> float:
-    """Returns a size divided by the small model's size; 1 without transfer."""
-    transfer = getattr(mesh, "transfer", None)
-    return 1.0 if transfer is None else transfer.ratio(dim_name)
+        return _scaled(small.initializer, factor, name), growth
 
 
 def _size(dims: Iterable[upstream.Dimension]) -> int:
