@@ -151,7 +151,7 @@ def build(hparams_set: str, changes=MappingProxyType({}), vocab=VOCAB_SIZE, clas
         shapes.extend(t.shape for op in mesh.graph.operations for t in op.outputs)
         return {"loss": loss}
 
-    rows = sequences_per_batch(changed)
+    rows = sequences_per_batch(changed, Layout.from_hparams(changed))
     assert rows % changed.microbatches == 0
     program = AbstractProgram(
         step,

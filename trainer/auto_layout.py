@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp.hparam import HParams
-from t2tp.mesh.layout import LayoutError
+from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.planner.candidates import CHOSEN, RESET
 from t2tp.planner.cluster_file import THIS_MACHINE, ClusterFile, shipped
 from t2tp.planner.depth import with_values
@@ -71,7 +71,7 @@ def _search(
     if user_dir:
         import_user_dir(user_dir)
     planned = with_values(hparams, {"mesh_shape": "", "layout": ""})
-    rows = sequences_per_batch(planned)
+    rows = sequences_per_batch(planned, Layout.from_hparams(planned))
     of_batch = {"batch_size": rows, "batch_size_unit": "sequences_per_batch"}
     planned = with_values(planned, of_batch)
     fixed = {name: hparams.get(name) for name in (*CHOSEN, *RESET) if name in hparams}

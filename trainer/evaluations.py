@@ -9,14 +9,12 @@ from absl import logging
 
 from t2tp.checkpoint import BestMetric
 from t2tp.problems.metrics import possible, reported, why_not
-from t2tp.problems.problem import Problem
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
-from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference.samples import DecodedSamples
-from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
+from t2tp.trainer.run_spec import RunSpec
 
 
 class SplitEvaluation:
@@ -29,31 +27,21 @@ class SplitEvaluation:
     """
 
     def __init__(
-        self,
-        estimator: Estimator,
-        problem: Problem,
-        inputs: Inputs,
-        steps: int,
-        directory: str,
-        model: str,
-        finds_best: bool = True,
-        samples: DecodedSamples | None = None,
+        self, estimator: Estimator, spec: RunSpec, split: str, samples: DecodedSamples | None = None
     ) -> None:
         """Prepares the record and the summaries without evaluating.
 
-        An evaluation has `steps` batches; 0 or -1: all. `directory` is the subdirectory's name.
-        `finds_best` tells whether these evaluations decide which checkpoint is best. `samples` are
-        decoded at each evaluation.
+        `samples` are decoded at each evaluation.
         """
-        self.inputs = inputs
-        self.record = EvaluationRecord(os.path.join(estimator.config.output_dir, directory))
+        self.inputs = spec.evaluation_inputs(split)
+        self._directory = "eval" if split == "validation" else f"eval_{split}"
+        path = os.path.join(estimator.config.output_dir, self._directory)
+        self.record = EvaluationRecord(path)
+        self.summaries = SummaryWriter(path)
         self._estimator = estimator
-        self._problem = problem
-        self._steps = steps
-        self._directory = directory
-        self.summaries = SummaryWriter(os.path.join(estimator.config.output_dir, directory))
-        self._model = model
-        self._finds_best = finds_best
+        self._spec = spec
+        # The best checkpoint is not that with the best fit to the training data.
+        self._finds_best = split != spec.problem.splits[0]
         self._samples = samples
         self._is_warned = False
         self._latest: tuple[int, dict[str, float]] | None = None
@@ -83,7 +71,8 @@ class SplitEvaluation:
 
     def measure(self) -> dict[str, float]:
         """Returns the problem's metrics for the current variables; records nothing."""
-        return self._metrics(self._estimator.evaluate(self.inputs, self._steps))
+        steps = self._spec.evaluation.eval_steps
+        return self._metrics(self._estimator.evaluate(self.inputs, steps))
 
     def run_once(self) -> dict[str, float]:
         """Returns the metrics of the last `run` if it was at the current step; else calls `run`."""
@@ -112,12 +101,15 @@ class SplitEvaluation:
             "best %s %.4f at step %d, of %d evaluations", goal.metric, best, step, len(values)
         )
 
-    def plateau(self, stopping: EarlyStopping) -> str:
+    def plateau(self) -> str:
         """Returns the reason to stop early, from the record of process 0; "" to continue.
 
         Raises:
           UsageError: an evaluation in the record lacks the metric.
         """
+        stopping = self._spec.evaluation.early_stopping
+        if stopping is None:
+            return ""
         cluster = self._estimator.connect()
         reason = ""
         if cluster.is_main_process:
@@ -133,13 +125,13 @@ class SplitEvaluation:
 
     def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Computes the metrics that the model's sums allow; warns once about missing metrics."""
-        names = self._problem.metric_names
+        names = self._spec.problem.metric_names
         computable = possible(names, sums)
         if not computable:
-            return self._problem.metrics(sums)  # Raises an error that names the missing sums.
+            return self._spec.problem.metrics(sums)  # Raises an error that names the missing sums.
         absent = [name for name in names if name not in computable]
         if absent and not self._is_warned:
-            reason = why_not(absent, sums, f"the model {self._model}")
+            reason = why_not(absent, sums, f"the model {self._spec.model}")
             logging.warning("not evaluated: %s; %s", ", ".join(absent), reason)
             self._is_warned = True
         return reported(computable, sums)

@@ -1,5 +1,6 @@
 """`Experiment`: the schedules that train, evaluate and decode a run."""
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -17,12 +18,10 @@ from t2tp.layout_report import LayoutReport
 from t2tp.object_store.mirror import address_of
 from t2tp.suggestions import check_known
 from t2tp.trainer.evaluations import SplitEvaluation
-from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hooks.hook import EvaluationHook, Hook
 from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
 from t2tp.trainer.inference.samples import DecodedSamples
-from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes.multiprocess import (
     ProcessMismatchError,
@@ -49,7 +48,6 @@ SCHEDULES = {
     "evaluate_on_train_data": (ModeKeys.EVAL,),
     "train_and_evaluate": (ModeKeys.TRAIN, ModeKeys.EVAL),
     "continuous_eval": (ModeKeys.EVAL,),
-    "predict": (ModeKeys.PREDICT,),
 }
 
 
@@ -57,7 +55,7 @@ class Experiment:
     """Trains, evaluates and decodes the run that a `RunSpec` describes.
 
     ```python
-    experiment = Experiment(spec, local_eval_frequency=100)
+    experiment = Experiment(spec)
     metrics = experiment.train_and_evaluate()
     ```
 
@@ -73,12 +71,6 @@ class Experiment:
         self,
         spec: RunSpec,
         *,
-        eval_steps: int = -1,
-        local_eval_frequency: int = 1000,
-        eval_split: str = "validation",
-        eval_timeout_mins: float = 240.0,
-        eval_samples: int = 0,
-        early_stopping: EarlyStopping | None = None,
         decode_options: DecodeOptions | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
@@ -86,13 +78,8 @@ class Experiment:
 
         Args:
           spec: the run's spec.
-          eval_steps: batches per evaluation; 0 or -1: all.
-          local_eval_frequency: steps between evaluations; 0: evaluate only at the end.
-          eval_split: the split to evaluate on.
-          eval_timeout_mins: how many minutes `continuous_eval` waits for the next checkpoint.
-          eval_samples: number of examples decoded at each evaluation, for TensorBoard.
-          early_stopping: condition to end the training early. Default: none.
-          decode_options: options of `predict`. Default: see `generation_config.default_options`.
+          decode_options: options of `predict` and of decoded samples. Default: see
+            `generation_config.default_options`.
           hooks: called around each training step, before the step is saved.
 
         Raises:
@@ -100,28 +87,14 @@ class Experiment:
           FileNotFoundError: the data are not prepared; the message names the command to run.
           ValueError: the data are damaged, or a number is out of range.
         """
-        _check_at_least(0, local_eval_frequency=local_eval_frequency, eval_samples=eval_samples)
-        _check_at_least(-1, eval_steps=eval_steps)
-        _check_at_least(0, eval_timeout_mins=eval_timeout_mins)
+        spec.evaluation.check(spec.problem)
         self.spec = spec
         self._hooks = hooks
-        self._early_stopping = early_stopping
-        if early_stopping is not None:
-            early_stopping.check(spec.problem.metric_names, local_eval_frequency)
         self._decode_options = decode_options or DecodeOptions(**default_options(spec))
         self.estimator = spec.make_estimator()
-        self._train_inputs = training_inputs(
-            spec.problem, spec.data_dir, spec.hparams, spec.config.random_seed
-        )
-        self._evaluations: dict[str, SplitEvaluation] = {}
-        self._eval_split = eval_split
-        self._eval_steps = eval_steps
-        self._local_eval_frequency = local_eval_frequency
-        self._eval_timeout_mins = eval_timeout_mins
-        self._eval_samples = eval_samples
+        self._train_inputs = spec.training_inputs()
         self._goal = self._find_goal()
         self._is_checked = False
-        self._evaluation(eval_split)  # To fail early if there is no such split.
         saved = spec.saved.flags if spec.saved else {}
         self._flags: dict[str, Any] = {
             **{name: saved[name] for name in _KEPT_FLAGS if name in saved},
@@ -161,15 +134,11 @@ class Experiment:
 
     def _build(self, mode: ModeKeys, schedule: str) -> None:
         """Builds the programs of one mode of a schedule."""
-        if mode == ModeKeys.PREDICT:
-            check_writes(self.spec.model)
-            self._decoder.build()
-            return
         inputs = self._train_inputs
         if mode != ModeKeys.TRAIN:
             on_train_data = schedule == "evaluate_on_train_data"
-            split = self.spec.problem.splits[0] if on_train_data else self._eval_split
-            inputs = self._evaluation(split).inputs
+            evaluation = self._evaluation_on_train_data if on_train_data else self._evaluation
+            inputs = evaluation.inputs
         for features in inputs.kinds:
             self.estimator.build(mode, features)
 
@@ -216,13 +185,9 @@ class Experiment:
         Raises:
           TrainingInterrupted: a signal arrived; the step was saved.
         """
-        every, evaluation = self._local_eval_frequency, self._evaluation(self._eval_split)
-
-        def plateau() -> str:
-            return evaluation.plateau(self._early_stopping) if self._early_stopping else ""
-
-        hooks = [EvaluationHook(every, evaluation.run, plateau)] if every else []
-        self._train("train_and_evaluate", hooks, plateau)
+        every, evaluation = self.spec.evaluation.local_eval_frequency, self._evaluation
+        hooks = [EvaluationHook(every, evaluation.run, evaluation.plateau)] if every else []
+        self._train("train_and_evaluate", hooks, evaluation.plateau)
         metrics = evaluation.run_once()
         evaluation.log_best(self._goal)
         return metrics
@@ -233,7 +198,7 @@ class Experiment:
         If no program has been built yet, the latest checkpoint is restored first.
         """
         self.build("evaluate")
-        return self._evaluation(self._eval_split).run()
+        return self._evaluation.run()
 
     def measure(self, path: str | PathLike[str]) -> tuple[int, dict[str, float]]:
         """Evaluates a checkpoint on the evaluation split; writes no files.
@@ -255,12 +220,12 @@ class Experiment:
         with checking_same_checkpoint():
             check_same_save(saved, self.estimator.connect())
         self.estimator.restore(saved)
-        return self.estimator.steps_done, self._evaluation(self._eval_split).measure()
+        return self.estimator.steps_done, self._evaluation.measure()
 
     def evaluate_on_train_data(self) -> dict[str, float]:
         """Evaluates like `evaluate`, on the training split: each example once, in order."""
         self.build("evaluate_on_train_data")
-        return self._evaluation(self.spec.problem.splits[0]).run()
+        return self._evaluation_on_train_data.run()
 
     def continuous_eval(self) -> dict[int, dict[str, float]]:
         """Evaluates each new checkpoint of a run that another process trains.
@@ -273,17 +238,16 @@ class Experiment:
           The metrics by step, for all recorded evaluations.
         """
         self.build("continuous_eval")
-        evaluation, cluster = self._evaluation(self._eval_split), self.estimator.connect()
+        evaluation, cluster = self._evaluation, self.estimator.connect()
         recorded = evaluation.on_record()
         if max(recorded, default=-1) >= self.spec.train_steps:
             return recorded
-        for step in follow_checkpoints(
-            self._checkpoints, cluster, recorded, self._eval_timeout_mins
-        ):
+        minutes = self.spec.evaluation.eval_timeout_mins
+        for step in follow_checkpoints(self._checkpoints, cluster, recorded, minutes):
             if not self._restore(step):
                 continue
             evaluation.run()
-            stop_reason = self._early_stopping and evaluation.plateau(self._early_stopping)
+            stop_reason = evaluation.plateau()
             if stop_reason:
                 logging.info("stopping after the checkpoint of step %d: %s", step, stop_reason)
             if stop_reason or step >= self.spec.train_steps:
@@ -304,7 +268,9 @@ class Experiment:
           UsageError: the model is not autoregressive, or the problem is not about text.
           ValueError: the text is too long for the model.
         """
-        self.build("predict")
+        self.spec.check_same_data()
+        self._check_same()
+        check_writes(self.spec.model)
         return self._decoder.text(text, length)
 
     def _find_goal(self) -> BestMetric:
@@ -317,8 +283,9 @@ class Experiment:
             sentence = f"the best checkpoint by the unknown metric {goal.metric!r}"
             check_known(goal.metric, problem.metric_names, f"metrics of {problem.name}", sentence)
             return goal
-        if self._early_stopping is not None:
-            return BestMetric(self._early_stopping.metric, self._early_stopping.minimize)
+        stopping = self.spec.evaluation.early_stopping
+        if stopping is not None:
+            return BestMetric(stopping.metric, stopping.minimize)
         return BestMetric("loss", True)
 
     @property
@@ -333,26 +300,23 @@ class Experiment:
     def _checkpoints(self) -> Path:
         return checkpoint_directory(self._config.output_dir)
 
-    def _evaluation(self, split: str) -> SplitEvaluation:
-        """Returns the evaluation of a split; the first call creates it."""
-        if split not in self._evaluations:
-            is_trained_on = split == self.spec.problem.splits[0]
-            shown = self._eval_samples
-            self._evaluations[split] = SplitEvaluation(
-                self.estimator,
-                self.spec.problem,
-                evaluation_inputs(self.spec.problem, self.spec.data_dir, self.spec.hparams, split),
-                self._eval_steps,
-                "eval" if split == "validation" else f"eval_{split}",
-                self.spec.model,
-                finds_best=not is_trained_on,
-                samples=DecodedSamples(self._decoder, self.spec, split, shown) if shown else None,
-            )
-        return self._evaluations[split]
+    @functools.cached_property
+    def _evaluation(self) -> SplitEvaluation:
+        """The evaluation of the split that the spec names."""
+        return self._evaluation_of(self.spec.evaluation.eval_split)
+
+    @functools.cached_property
+    def _evaluation_on_train_data(self) -> SplitEvaluation:
+        return self._evaluation_of(self.spec.problem.splits[0])
+
+    def _evaluation_of(self, split: str) -> SplitEvaluation:
+        shown = self.spec.evaluation.eval_samples
+        samples = DecodedSamples(self._decoder, self.spec, split, shown) if shown else None
+        return SplitEvaluation(self.estimator, self.spec, split, samples)
 
     def _await_a_checkpoint(self) -> None:
         """Waits for the first checkpoint of the run."""
-        cluster, minutes = self.estimator.connect(), self._eval_timeout_mins
+        cluster, minutes = self.estimator.connect(), self.spec.evaluation.eval_timeout_mins
         if next(follow_checkpoints(self._checkpoints, cluster, (), minutes), None) is None:
             raise FileNotFoundError(
                 f"{self._config.output_dir} has no finished checkpoint, and none was saved within"
@@ -401,7 +365,7 @@ class Experiment:
             if resumed_step:
                 logging.info("resuming from the checkpoint of step %d", resumed_step)
             if ModeKeys.EVAL in SCHEDULES[schedule]:
-                self._evaluation(self._eval_split).resume()
+                self._evaluation.resume()
             all_hooks = [*self._hooks, *hooks]
             self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 
@@ -409,10 +373,7 @@ class Experiment:
         """Returns the flags that make t2tp_trainer run this schedule with these settings."""
         flags: dict[str, Any] = {"schedule": schedule, "random_seed": self._config.random_seed}
         if ModeKeys.EVAL in SCHEDULES[schedule]:
-            flags |= {"eval_steps": self._eval_steps}
-            flags |= {"local_eval_frequency": self._local_eval_frequency}
-            if self._eval_split == "test":
-                flags |= {"eval_use_test_set": True}
+            flags |= self.spec.evaluation.flags()
         return flags
 
     def _check_same(self) -> None:
@@ -435,9 +396,3 @@ class Experiment:
         return (
             f"; hparams that differ from the saved run's: {', '.join(changed)}" if changed else ""
         )
-
-
-def _check_at_least(least: int, **numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number >= least:  # Also true for NaN.
-            raise ValueError(f"{name} is {number}, and must be at least {least}")

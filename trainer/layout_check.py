@@ -8,7 +8,7 @@ elements per device is left with a single element.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,10 @@ from absl import logging
 
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
-from t2tp.hparam import HParams
 from t2tp.layout_check import LayoutCheck, check_layout
 from t2tp.layout_check.check import virtual_devices
-from t2tp.mesh.layout import Layout
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.quiet import errors_only
-from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_spec import RunSpec
@@ -67,7 +64,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     multiprocess.check_single(config, "--check_layout")
     virtual_devices(spec.layout.size)
     with errors_only():  # Every candidate model would log the same warnings.
-        model = _shrunk(_Model(spec, spec.hparams.copy()))
+        model = _shrunk(_Model(spec))
     batch = {
         # `targets_previous` has the vocabulary of `targets`.
         name: _small_ids(_whole(value), model.vocab_sizes.get(name.removesuffix("_previous")))
@@ -77,9 +74,9 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
         model.step_fn, model.inputs.features, batch, layout=spec.layout, seed=config.random_seed
     )
     changes = {
-        name: (value, model.hparams.get(name))
+        name: (value, model.spec.hparams.get(name))
         for name, value in spec.hparams.values().items()
-        if model.hparams.get(name) != value
+        if model.spec.hparams.get(name) != value
     }
     full = spec.problem.vocab_sizes(spec.data_dir)
     changes |= {
@@ -99,16 +96,15 @@ class _Model:
       smallest: dimension -> its smallest size on a device.
     """
 
-    def __init__(self, spec: RunSpec, hparams: HParams) -> None:
+    def __init__(self, spec: RunSpec) -> None:
         """Builds the graph."""
         self.spec = spec
-        self.hparams = hparams
         full = spec.problem.vocab_sizes(spec.data_dir)
         self.vocab_sizes = {name: min(size, _VOCAB_SIZE) for name, size in full.items()}
-        self.inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
+        self.inputs = spec.training_inputs()
         self.size = 0
         self.smallest: dict[str, int] = {}
-        layout = Layout.from_hparams(hparams).without_exact_sums()  # As `check_layout` builds it.
+        layout = spec.layout.without_exact_sums()  # As `check_layout` builds it.
         program = AbstractProgram(self.step_fn, self.inputs.features, layout=layout)
         for op in program.graph()[0].operations:
             for tensor in op.outputs:
@@ -120,14 +116,14 @@ class _Model:
     def step_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         """The training step."""
         model_fn = model_fn_of(self.spec.model_class, self.vocab_sizes, self.spec.train_steps)
-        return model_fn(mesh, features, ModeKeys.TRAIN, self.hparams).outputs()
+        return model_fn(mesh, features, ModeKeys.TRAIN, self.spec.hparams).outputs()
 
     def with_hparam(self, name: str, value: int) -> _Model | None:
         """Returns the model with a changed hparam; None if it cannot be built."""
         try:
-            hparams = self.hparams.copy()
+            hparams = self.spec.hparams.copy()
             hparams.set(name, value)
-            return _Model(self.spec, hparams)
+            return _Model(replace(self.spec, hparams=hparams))
         except Exception as error:  # A user's model may raise any error.
             logging.debug("%s=%s cannot be: %s", name, value, error)
             return None
@@ -135,7 +131,7 @@ class _Model:
 
 def _shrunk(model: _Model) -> _Model:
     """Returns the model with each integer hparam at its smallest possible value."""
-    names = [name for name, value in model.hparams.values().items() if type(value) is int]
+    names = [name for name, value in model.spec.hparams.values().items() if type(value) is int]
     # Layers first: with few layers, building the other candidates is fast.
     names.sort(key=lambda name: ("layers" not in name, "length" in name))
     for name in names:
@@ -154,7 +150,7 @@ def _candidates(name: str, model: _Model) -> list[int]:
     least = _FEWEST_LAYERS if "layers" in name else _SMALLEST
     sizes = {1, *(axis.size for axis in model.spec.layout.mesh_shape.dims)}
     values = {size << shift for size in sizes for shift in range(20)}
-    return sorted(value for value in values if least <= value < model.hparams.get(name))
+    return sorted(value for value in values if least <= value < model.spec.hparams.get(name))
 
 
 def _loses_elements(model: _Model, smaller: _Model) -> bool:

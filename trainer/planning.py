@@ -8,6 +8,7 @@ import t2tp.hparams
 import t2tp.models  # noqa: F401  (these register what they define)
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.planner.depth import with_values
@@ -66,7 +67,7 @@ def request(
         sizes["inputs"] = vocab_size
 
     def features(hparams: HParams) -> Mapping[str, Feature]:
-        batch = mtf.Dimension("batch", sequences_per_batch(hparams))
+        batch = mtf.Dimension("batch", sequences_per_batch(hparams, Layout.from_hparams(hparams)))
         if issubclass(model_class, ImageClassifier):
             return {
                 "inputs": Feature(_image(batch, image_shape)),

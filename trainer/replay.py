@@ -27,7 +27,6 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.inputs import Batch, BatchStream, features_of_batch, shapes_of_batch
-from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_spec import RunSpec
@@ -116,7 +115,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     _check(spec, step)
     spec = _with_batch_of_run(spec)
     estimator = spec.make_estimator()
-    inputs = training_inputs(spec.problem, spec.data_dir, spec.hparams, spec.config.random_seed)
+    inputs = spec.training_inputs()
     begun_from, stream = estimator.rewind(inputs, step - 1)
     batch, rows = _without(stream[step - 1], without_rows)
     features = features_of_batch(batch, inputs.features)
@@ -162,7 +161,8 @@ def _with_batch_of_run(spec: RunSpec) -> RunSpec:
     hparams, in_run = spec.hparams.copy(), spec.hparams.copy()
     for name in ("mesh_shape", "layout"):
         in_run.set(name, (spec.saved or spec).hparams.get(name))
-    hparams.set("batch_size", sequences_per_batch(in_run))
+    rows = sequences_per_batch(in_run, replace(spec, hparams=in_run).layout)
+    hparams.set("batch_size", rows)
     hparams.set("batch_size_unit", "sequences_per_batch")
     return replace(spec, hparams=hparams)
 

@@ -15,6 +15,9 @@ from t2tp.mesh.layout import Layout
 from t2tp.models.model import Model
 from t2tp.problems.problem import Problem
 from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.eval_config import EvalConfig
+from t2tp.trainer.inputs.inputs import Inputs
+from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.model_fn import model_fn_of
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import huggingface_files, run_files
@@ -42,6 +45,7 @@ class RunSpec:
       hparams: hyperparameters of model and training, with mesh and layout.
       config: other settings, such as directories and checkpoints.
       train_steps: number of training steps in total.
+      evaluation: when the run is evaluated, and on which split.
       saved: settings of the run in `config.output_dir`; None for a new run.
       flags: other flags to save in the run's `run.yaml`.
       changes: one line per difference from the saved run.
@@ -55,6 +59,7 @@ class RunSpec:
     config: RunConfig
     data_dir: str | PathLike[str]
     train_steps: int
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
     saved: SavedRun | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[str] = ()
@@ -75,6 +80,7 @@ class RunSpec:
         data_dir: str | PathLike[str],
         train_steps: int,
         problem_options: str = "",
+        evaluation: EvalConfig | None = None,
         flags: Mapping[str, Any] | None = None,
     ) -> RunSpec:
         """Looks up model and problem, and reads the run in `config.output_dir`.
@@ -99,6 +105,7 @@ class RunSpec:
             config,
             data_dir,
             train_steps,
+            evaluation or EvalConfig(),
             saved,
             flags or {},
         )
@@ -146,6 +153,15 @@ class RunSpec:
                     " was trained on: they were made again, from other texts or with other options;"
                     " name the data_dir that it was trained on, or, to train, another output_dir"
                 )
+
+    def training_inputs(self) -> Inputs:
+        """Opens the training split; errors as for `inputs.problem_inputs.training_inputs`."""
+        seed = self.config.random_seed
+        return training_inputs(self.problem, self.data_dir, self.hparams, self.layout, seed)
+
+    def evaluation_inputs(self, split: str) -> Inputs:
+        """Opens a split; errors as for `inputs.problem_inputs.evaluation_inputs`."""
+        return evaluation_inputs(self.problem, self.data_dir, self.hparams, self.layout, split)
 
     def make_estimator(self) -> Estimator:
         """Creates the run's `Estimator`; errors as for `Estimator`.

@@ -9,7 +9,7 @@ absolute value between the widths.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -24,7 +24,6 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Program, StepFn
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.inputs import Inputs
-from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.run_spec import RunSpec
 
@@ -152,7 +151,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
 
 def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
     """Returns the batches, and a step that outputs each product's mean absolute value."""
-    inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
+    inputs = replace(spec, hparams=hparams).training_inputs()
     vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)
     model_fn = model_fn_of(spec.model_class, vocab_sizes, spec.train_steps)
 

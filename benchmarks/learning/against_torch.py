@@ -23,6 +23,7 @@ from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)
 from t2tp import models as _models  # noqa: F401
 from t2tp import problems, registry
 from t2tp.layout_check.double_program import DoubleProgram
+from t2tp.mesh.layout import Layout
 from t2tp.program.program import Program
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
@@ -68,7 +69,7 @@ def main() -> None:
     hparams = registry.hparams("transformer_lm_tiny")
     problem.change_hparams(hparams, args.data_dir)
     hparams.parse(CHANGES[args.optimizer])
-    inputs = training_inputs(problem, args.data_dir, hparams, seed=0)
+    inputs = training_inputs(problem, args.data_dir, hparams, Layout.from_hparams(hparams), seed=0)
     model = registry.model("transformer_lm")
     model_fn = model_fn_of(model, problem.vocab_sizes(args.data_dir), args.steps)
 
@@ -96,7 +97,9 @@ def main() -> None:
     )
     away = np.abs(np.divide(ours, theirs) - 1)
     print(f"losses: {away[:20].max():.1e} in 20 steps, {away.max():.1e} in all (relative)")
-    held_out = evaluation_inputs(problem, args.data_dir, hparams, problem.splits[1])
+    held_out = evaluation_inputs(
+        problem, args.data_dir, hparams, Layout.from_hparams(hparams), problem.splits[1]
+    )
     evaluated = [held_out.stream[index] for index in range(EVALUATED)]
     size = sum(problem.counts(batch)["bytes"] for batch in evaluated)
     rows = [tokens_of(batch) for batch in evaluated]

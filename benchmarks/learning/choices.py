@@ -22,6 +22,7 @@ from t2tp import problems, registry
 from t2tp.atomic_file import write_text
 from t2tp.problems.data.packing import FEATURES, PREVIOUS
 from t2tp.trainer.cli import console
+from t2tp.trainer.eval_config import EvalConfig
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_spec import RunSpec
@@ -77,8 +78,9 @@ def bits_per_byte(choice: str, run: str, data_dir: Path) -> float:
             data_dir=data_dir,
             train_steps=steps,
             problem_options=f"vocab_size={VOCABULARY}",
+            evaluation=EvalConfig(local_eval_frequency=0, eval_steps=EVALUATED),
         )
-        experiment = Experiment(spec, local_eval_frequency=0, eval_steps=EVALUATED)
+        experiment = Experiment(spec)
         result = experiment.train_and_evaluate()["bits_per_byte"]
     FEATURES[PREVIOUS] = feature
     return round(result, 4)

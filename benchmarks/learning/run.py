@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baselines import BASELINES
@@ -24,6 +24,7 @@ from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)
 from t2tp import models as _models  # noqa: F401
 from t2tp import problems, registry
 from t2tp.trainer.cli import console
+from t2tp.trainer.eval_config import EvalConfig
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_spec import RunSpec
@@ -142,7 +143,7 @@ def report(name: str, directory: Path, args: argparse.Namespace) -> None:
         problem_options=case.problem_options,
     )
     experiments = {
-        split: Experiment(spec, local_eval_frequency=case.evaluate_every, eval_split=split)
+        split: Experiment(replace(spec, evaluation=EvalConfig(-1, case.evaluate_every, split)))
         for split in case.splits
     }
     begin = time.perf_counter()

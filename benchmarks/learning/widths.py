@@ -28,6 +28,7 @@ from t2tp import models as _models  # noqa: F401
 from t2tp import problems, registry
 from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
 from t2tp.program.program import Program
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
@@ -135,7 +136,7 @@ class Trained:
         problem = problems.find(family.problem, family.problem_options)
         problem.prepare(data_dir)
         problem.change_hparams(hparams, data_dir)
-        inputs = training_inputs(problem, data_dir, hparams, seed=0)
+        inputs = training_inputs(problem, data_dir, hparams, Layout.from_hparams(hparams), seed=0)
         model = registry.model(family.model)
         model_fn = model_fn_of(model, problem.vocab_sizes(data_dir), family.steps)
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 import t2tp.hparams
 import t2tp.models  # noqa: F401
 from t2tp import problems, registry
+from t2tp.mesh.layout import Layout
 from t2tp.program.program import Program
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
@@ -29,7 +30,8 @@ hparams.parse(
 )
 if args.prepare:
     problem.prepare(args.data_dir)
-validation = evaluation_inputs(problem, args.data_dir, hparams, "validation")
+layout = Layout.from_hparams(hparams)
+validation = evaluation_inputs(problem, args.data_dir, hparams, layout, "validation")
 batches = [validation.stream[number] for number in range(training.EVALUATED)]
 if args.prepare:
     turn.say({"bytes": sum(validation.counts(batch)["bytes"] for batch in batches)})
@@ -43,7 +45,7 @@ def as_told(step, hparams, train_steps):
     return rate_now.read_value() if tf.inside_function() else 1.0
 
 
-inputs = training_inputs(problem, args.data_dir, hparams, seed=0)
+inputs = training_inputs(problem, args.data_dir, hparams, layout, seed=0)
 model_fn = model_fn_of(registry.model("transformer_lm"), problem.vocab_sizes(args.data_dir), 1)
 program = Program(
     lambda mesh, features: {"loss": model_fn(mesh, features, ModeKeys.TRAIN, hparams).loss},

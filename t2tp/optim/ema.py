@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.building.mesh import is_balance
+from t2tp.building.mesh import Mesh, is_balance
 from t2tp.optim.optimizer import UpdateOperation, slot
 from t2tp.program.variables import AVERAGE, average_of
 

@@ -84,7 +84,7 @@ def loop(routing, variables, training=True):
         logits = vectors @ variables["router"]
         z = np.log(np.exp(logits).sum(-1))
         p = np.exp(logits - z[:, None]) * is_token[:, None]
-        if routing.scores == "sigmoid":
+        if routing.router_scores == "sigmoid":
             p = is_token[:, None] / (1 + np.exp(-logits))
         sums["router_z"] += (z**2 * is_token).sum()
         fill = fill_by_expert if routing.gating == "expert_choice" else fill_by_token
@@ -109,7 +109,7 @@ def fill_by_token(routing, variables, vectors, is_token, p, factor, y, sums):
             sums["choices"] += 1
     count = max(is_token.sum(), 1)
     share = np.bincount(order[is_token == 1, 0], minlength=EXPERTS) / count
-    if routing.scores == "sigmoid":
+    if routing.router_scores == "sigmoid":
         p = p / np.maximum(p.sum(-1, keepdims=True), 1e-9)
     sums["load_balance"] += EXPERTS * (share * p.sum(0)).sum()
 

@@ -10,6 +10,7 @@ import pytest
 import t2tp.hparams  # noqa: F401 (registers sets)
 from t2tp import problems, registry
 from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
 from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.trainer.cli.programs import t2tp_datagen, t2tp_trainer
@@ -142,11 +143,11 @@ def test_a_model_that_reads_another_first_token_is_warned_of(tmp_path, tokenizer
     problem = prepared(tmp_path, CHATS * 30, with_template(tokenizer))
     hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.set("bos_token_id", 9)
-    training_inputs(problem, tmp_path / "data", hparams, seed=0)
+    training_inputs(problem, tmp_path / "data", hparams, Layout(), seed=0)
     assert "bos_token_id=9" in caplog.text
     problem.change_hparams(hparams, tmp_path / "data")
     caplog.clear()
-    training_inputs(problem, tmp_path / "data", hparams, seed=0)
+    training_inputs(problem, tmp_path / "data", hparams, Layout(), seed=0)
     assert "bos_token_id" not in caplog.text
 
 

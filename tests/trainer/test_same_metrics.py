@@ -6,6 +6,7 @@ import pytest
 
 import t2tp
 from t2tp import problems, registry
+from t2tp.mesh.layout import Layout
 from t2tp.problems.algorithmic import AlgorithmicProblem
 from t2tp.problems.metrics import METRICS, compute, possible
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
@@ -63,7 +64,9 @@ def evaluated(data_dir, kind, batch_size, mesh_shape, step):
     problem, hparams = problems.find(name), registry.hparams(SETS.get(model, f"{model}_tiny"))
     problem.change_hparams(hparams)
     hparams.parse(f"{changes},batch_size={batch_size},mesh_shape={mesh_shape}".lstrip(","))
-    inputs = evaluation_inputs(problem, data_dir, hparams, "validation")
+    inputs = evaluation_inputs(
+        problem, data_dir, hparams, Layout.from_hparams(hparams), "validation"
+    )
     model_fn = model_fn_of(registry.model(model), problem.vocab_sizes(data_dir), 10)
     program = t2tp.Program(
         lambda mesh, features: model_fn(mesh, features, ModeKeys.EVAL, hparams).outputs(),

@@ -1,9 +1,11 @@
 """A short experiment: the tiny model on the tiny problem."""
 
+from dataclasses import fields
 from pathlib import Path
 
 from t2tp import registry
 from t2tp.decoding import DecodeOptions
+from t2tp.trainer.eval_config import EvalConfig
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_spec import RunSpec
@@ -18,6 +20,14 @@ def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -
     config = RunConfig(str(directory), random_seed=seed, log_step_count_steps=1)
     of_run = {"model": "transformer_lm", "problem": PROBLEM, "train_steps": 6, "flags": {}}
     of_run |= {name: settings.pop(name) for name in of_run if name in settings}
-    spec = RunSpec.resolve(hparams=hparams, config=config, data_dir=data_dir, **of_run)
+    evaluation = {"eval_steps": 2}
+    evaluation |= {f.name: settings.pop(f.name) for f in fields(EvalConfig) if f.name in settings}
+    spec = RunSpec.resolve(
+        hparams=hparams,
+        config=config,
+        data_dir=data_dir,
+        evaluation=EvalConfig(**evaluation),
+        **of_run,
+    )
     sampling = DecodeOptions(temperature=1.0, batch_size=1)
-    return Experiment(spec, **{"eval_steps": 2, "decode_options": sampling, **settings})
+    return Experiment(spec, **{"decode_options": sampling, **settings})

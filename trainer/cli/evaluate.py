@@ -93,7 +93,7 @@ def _run_tasks(tasks: HarnessTasks, spec: RunSpec, paths: Sequence[Path], batch_
 
 def _experiment(flags: absl_flags.FlagValues, spec: RunSpec, path: Path) -> Experiment:
     spec = replace(spec, config=replace(spec.config, checkpoint_path=str(path)))
-    return Experiment(spec, eval_steps=flags.eval_steps, eval_split=flags.split)
+    return Experiment(spec)
 
 
 def _evaluate(

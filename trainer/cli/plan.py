@@ -15,6 +15,7 @@ from tqdm import tqdm
 from t2tp import problems, registry
 from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.planner.advice import tried
@@ -96,7 +97,7 @@ def _search(
         planned,
         cluster,
         flags.devices or 1,
-        sequences_per_batch(planned.hparams),
+        sequences_per_batch(planned.hparams, Layout.from_hparams(planned.hparams)),
         flags.max_tensor_parallel,
         fixed,
         rules,
@@ -186,7 +187,8 @@ def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:
             f"--global_batch_tokens={flags.global_batch_tokens} is not a multiple of"
             f" max_length={length}: use {sizes}"
         )
-    rows = int(tokens) // length if tokens else sequences_per_batch(hparams)
+    layout = Layout.from_hparams(hparams)
+    rows = int(tokens) // length if tokens else sequences_per_batch(hparams, layout)
     hparams.set("batch_size_unit", "sequences_per_batch")
     hparams.set("batch_size", rows)
 

@@ -3,9 +3,8 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from t2tp.mesh.layout import Layout
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.cli.train import building
@@ -68,7 +67,8 @@ def _comparison(replayed: ReplayedStep, spec: RunSpec) -> str:
     if not replayed.differing:
         return f"{reported}: equal, bit for bit"
     shown = ", ".join(f"{name} by {x:.1e} (relative)" for name, x in replayed.differing.items())
-    layout, run_layout = spec.layout, Layout.from_hparams(spec.saved and spec.saved.hparams)
+    run_hparams = spec.saved.hparams if spec.saved else spec.hparams
+    layout, run_layout = spec.layout, replace(spec, hparams=run_hparams).layout
     is_exact = 0 < run_layout.exact_sums == layout.exact_sums
     if str(layout) == str(run_layout) or is_exact:
         cause = "layouts do not explain this: machine, data, flags or program have changed"

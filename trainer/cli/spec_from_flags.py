@@ -12,12 +12,13 @@ import t2tp.models  # noqa: F401  (registers the models)
 from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
 from t2tp.layers.positions import context_length
-from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
 from t2tp.trainer import run_yaml
 from t2tp.trainer.cli.config_file import AUTO
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.eval_config import EvalConfig
+from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hparams_fit import check_fits, completed, read_set
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import huggingface_files, run_files
@@ -84,7 +85,7 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         random_seed=settings["random_seed"],
         **{name: value for name, value in flag_settings.items() if value is not None},
     )
-    return RunSpec(
+    spec = RunSpec(
         model,
         problem_name,
         options,
@@ -93,10 +94,29 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         config,
         flags.data_dir,
         settings["train_steps"],
+        _evaluation(flags),
         saved,
         flags={**_to_save(flags), **settings},
         changes=[*changes, *_changed_settings(saved, settings)],
     )
+    _check_worker_gpu(flags, spec)
+    return spec
+
+
+def _evaluation(flags: absl_flags.FlagValues) -> EvalConfig:
+    """Returns the settings of evaluations; a program without their flags has the defaults."""
+    named: dict[str, Any] = {f.name: value_of(flags, f.name) for f in fields(EvalConfig)}
+    named["eval_split"] = value_of(flags, "split")
+    if value_of(flags, "eval_use_test_set"):
+        named["eval_split"] = "test"
+    if value_of(flags, "eval_early_stopping_steps") is not None:
+        named["early_stopping"] = EarlyStopping(
+            flags.eval_early_stopping_steps,
+            flags.eval_early_stopping_metric,
+            flags.eval_early_stopping_metric_delta,
+            flags.eval_early_stopping_metric_minimize,
+        )
+    return EvalConfig(**{name: value for name, value in named.items() if value is not None})
 
 
 def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
@@ -191,7 +211,6 @@ def _hparams(
                 f"--{flag}={flags[flag].value} and --hparams={name}={given[name]} differ: give"
                 " one of them"
             )
-    _check_worker_gpu(flags, hparams)
     changes |= given
     return hparams, [] if saved is None else describe_differences(saved.hparams, preset, changes)
 
@@ -256,14 +275,14 @@ def is_auto(flags: absl_flags.FlagValues) -> bool:
     return all(chosen)
 
 
-def _check_worker_gpu(flags: absl_flags.FlagValues, hparams: HParams) -> None:
+def _check_worker_gpu(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     """With --worker_gpu, checks that the layout splits the batch over the axis `data`."""
     if value_of(flags, "worker_gpu") is None:
         return
-    if "data" not in [axis.name for axis in Layout.from_hparams(hparams).axes_of("batch")]:
+    if "data" not in [axis.name for axis in spec.layout.axes_of("batch")]:
         raise UsageError(
             f"--worker_gpu={flags.worker_gpu} needs the batch split over the axis 'data', and the"
-            f" layout {hparams.layout!r} does not split the batch: add the rule batch:data"
+            f" layout {spec.hparams.layout!r} does not split the batch: add the rule batch:data"
         )
 
 

@@ -26,7 +26,6 @@ from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print, spec_from_flags
 from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, Experiment
-from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
@@ -86,14 +85,14 @@ def run(invocation: Invocation) -> None:
     """Runs the schedule of the flags, or explains or checks the run."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
-        if flags.output_dir and flags.schedule != "predict":
+        if flags.output_dir:
             run_files.check_writable(flags.output_dir)
         spec = spec_from_flags(flags)
     if flags.explain_layout or flags.check_layout or flags.check_transfer:
         _examine(flags, spec)
         return
-    with joined(flags, spec) as cluster:
-        _carry_out(flags, spec, cluster)
+    with joined(flags, spec):
+        _carry_out(flags, spec)
 
 
 def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
@@ -110,7 +109,7 @@ def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
         )
 
 
-def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) -> None:
+def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     """Creates, builds and describes the experiment, and runs the schedule."""
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
@@ -122,15 +121,9 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
     _warn_of_warmup(flags.schedule, spec)
     for line in (*spec.changes, experiment.describe()):
         logging.info("%s", line)
-    if flags.schedule == "predict":
-        with as_usage_error(ValueError):
-            written = experiment.predict(flags.decode_prompt, flags.decode_length)
-        if cluster.is_main_process:
-            print(("" if spec.problem.reads_inputs else flags.decode_prompt) + written)
-    else:
-        # A checkpoint may be damaged after `build`.
-        with as_usage_error(UnusableCheckpointError):
-            getattr(experiment, flags.schedule)()
+    # A checkpoint may be damaged after `build`.
+    with as_usage_error(UnusableCheckpointError):
+        getattr(experiment, flags.schedule)()
 
 
 def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
@@ -191,25 +184,8 @@ def _with_prepared_data(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
 def _experiment(flags: absl_flags.FlagValues, spec: RunSpec) -> Experiment:
     return Experiment(
         spec,
-        eval_steps=flags.eval_steps,
-        local_eval_frequency=flags.local_eval_frequency,
-        eval_split="test" if flags.eval_use_test_set else "validation",
-        eval_timeout_mins=flags.eval_timeout_mins,
-        eval_samples=flags.eval_samples,
-        early_stopping=_early_stopping(flags),
         decode_options=DecodeOptions(
             beam_size=1, temperature=flags.decode_temperature, batch_size=1
         ),
         hooks=[registry.hook(name)(spec) for name in flags.hooks],
-    )
-
-
-def _early_stopping(flags: absl_flags.FlagValues) -> EarlyStopping | None:
-    if flags.eval_early_stopping_steps is None:
-        return None
-    return EarlyStopping(
-        flags.eval_early_stopping_steps,
-        flags.eval_early_stopping_metric,
-        flags.eval_early_stopping_metric_delta,
-        flags.eval_early_stopping_metric_minimize,
     )

@@ -25,7 +25,6 @@ from t2tp.trainer.inference.litert import SUFFIX, write_litert
 from t2tp.trainer.inference.run_decoder import with_eos
 from t2tp.trainer.inference.saved_model import Signatures, traced
 from t2tp.trainer.inference.serving import Step, TextDecoding, TokenDecoding, in_chunks
-from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
 from t2tp.trainer.model_fn import ModeKeys
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class RunExporter:
         self._problem = problem
         self._data_dir = spec.data_dir
         self._hparams = spec.hparams
+        self._spec = spec
         self._options = with_eos(options, problem, spec.data_dir)
         longest = context_length(spec.hparams)
         self._most = longest if max_input_length is None else max_input_length
@@ -193,7 +193,8 @@ class RunExporter:
         hparams.set("batch_size", size)
         hparams.set("batch_size_unit", "sequences_per_batch")
         hparams.set("max_length", self._most)
-        inputs = evaluation_inputs(self._problem, self._data_dir, hparams, self._problem.splits[-1])
+        spec = replace(self._spec, hparams=hparams)
+        inputs = spec.evaluation_inputs(self._problem.splits[-1])
         omitted = ("targets", "weights", EXAMPLE_INDEX)
         return {name: f for name, f in inputs.features.items() if name not in omitted}
 

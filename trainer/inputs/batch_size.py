@@ -7,7 +7,7 @@ from t2tp.mesh.layout import Layout
 _MAX_TOKENS = 2**31 - 1
 
 
-def sequences_per_batch(hparams: HParams) -> int:
+def sequences_per_batch(hparams: HParams, layout: Layout) -> int:
     """Returns the number of sequences in the global batch of a step.
 
     For a unit per replica, `batch_size` is multiplied by the number of replicas: the product of the
@@ -26,7 +26,7 @@ def sequences_per_batch(hparams: HParams) -> int:
             )
         size //= length
     if unit.endswith("replica"):
-        size *= Layout.from_hparams(hparams).batch_slices
+        size *= layout.batch_slices
     if size * length > _MAX_TOKENS:
         raise ValueError(
             f"batch_size={hparams.batch_size} with batch_size_unit={unit} and max_length={length}"

@@ -8,6 +8,7 @@ from absl import logging
 
 from t2tp import mtf
 from t2tp.hparam import HParams
+from t2tp.mesh.layout import Layout
 from t2tp.models.model import EXAMPLE_INDEX
 from t2tp.problems.data.batch_stream import INDEX_SPEC, FeatureSpec, OnePassStream
 from t2tp.problems.problem import Problem
@@ -17,7 +18,7 @@ from t2tp.trainer.inputs.inputs import Inputs
 
 
 def training_inputs(
-    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, seed: int
+    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, layout: Layout, seed: int
 ) -> Inputs:
     """Returns the endless, shuffled batches of the training split, whose data must be prepared.
 
@@ -34,7 +35,7 @@ def training_inputs(
             f"conversations of {problem.name} begin with token {first}, and the model reads"
             f" bos_token_id={read} first: train with --hparams=bos_token_id={first}"
         )
-    size, length = sequences_per_batch(hparams), hparams.max_length
+    size, length = sequences_per_batch(hparams, layout), hparams.max_length
     stream = problem.stream(data_dir, problem.splits[0], batch_size=size, length=length, seed=seed)
     kinds = [
         {name: _feature(spec, sizes[name]) for name, spec in problem.features.items()}
@@ -44,7 +45,7 @@ def training_inputs(
 
 
 def evaluation_inputs(
-    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, split: str
+    problem: Problem, data_dir: str | PathLike[str], hparams: HParams, layout: Layout, split: str
 ) -> Inputs:
     """Returns one pass over a split, in order; rows that pad the last batch have no effect.
 
@@ -54,7 +55,7 @@ def evaluation_inputs(
     Raises:
       FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
     """
-    size, length = sequences_per_batch(hparams), hparams.max_length
+    size, length = sequences_per_batch(hparams, layout), hparams.max_length
     problem.check_split(split)
     problem.check_prepared(data_dir)
     stream = OnePassStream(problem.examples(data_dir, split, length), size, EXAMPLE_INDEX)

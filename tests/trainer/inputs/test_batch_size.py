@@ -5,6 +5,7 @@ import pytest
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams.base import base_hparams
+from t2tp.mesh.layout import Layout
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from tests.trainer.conftest import PROBLEM
@@ -19,6 +20,11 @@ def hparams(text: str) -> HParams:
     return made
 
 
+def sequences_of(text: str) -> int:
+    made = hparams(text)
+    return sequences_per_batch(made, Layout.from_hparams(made))
+
+
 @pytest.mark.parametrize(
     ("size", "unit", "sequences"),
     [
@@ -31,7 +37,7 @@ def hparams(text: str) -> HParams:
     ],
 )
 def test_a_batch_may_be_counted_in_four_ways(size, unit, sequences):
-    assert sequences_per_batch(hparams(f"batch_size={size},batch_size_unit={unit}")) == sequences
+    assert sequences_of(f"batch_size={size},batch_size_unit={unit}") == sequences
 
 
 @pytest.mark.parametrize(
@@ -44,12 +50,13 @@ def test_a_batch_may_be_counted_in_four_ways(size, unit, sequences):
 )
 def test_parts_of_sequences_and_unknown_units_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
-        sequences_per_batch(hparams(f"batch_size={changes}"))
+        sequences_of(f"batch_size={changes}")
 
 
 def test_batches_have_the_size_that_is_said(data_dir):
     problem = registry.problem(PROBLEM)()
     said = hparams("batch_size=256,batch_size_unit=tokens_per_replica,max_length=64")
-    assert training_inputs(problem, data_dir, said, seed=1).batch_size == 16
-    inputs = evaluation_inputs(problem, data_dir, said, "test")
+    layout = Layout.from_hparams(said)
+    assert training_inputs(problem, data_dir, said, layout, seed=1).batch_size == 16
+    inputs = evaluation_inputs(problem, data_dir, said, layout, "test")
     assert inputs.features["targets"].shape.to_integer_list == [16, 64]

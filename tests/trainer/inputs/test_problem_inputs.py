@@ -98,7 +98,7 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     assert files_in(tmp_path / "run") == before
     # Schedules that only read the run refuse, too: other vocabularies give meaningless figures.
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    for schedule in ("evaluate", "evaluate_on_train_data", "continuous_eval", "predict"):
+    for schedule in ("evaluate", "evaluate_on_train_data", "continuous_eval"):
         assert trainer(**flags | {"schedule": schedule}) == 2
         assert OTHER_DATA in capfd.readouterr().err
     named = {"schedule": "evaluate", "output_dir": elsewhere, "checkpoint_path": run}

@@ -182,17 +182,6 @@ def by_flags(own_flags: list[dict], output_dir: Path, data_dir: Path) -> list[li
     return [flags(output_dir, data_dir, **own) for own in own_flags]
 
 
-def test_processes_told_by_flags_write_one_sample(start, alone, data_dir, capfd):
-    sampling = {"schedule": "predict", "decode_prompt": "import ", "decode_length": 6}
-    sampling["log_step_count_steps"] = None
-    assert main(["t2tp_trainer", *flags(alone, data_dir, **sampling)]) == 0
-    wanted = capfd.readouterr().out
-    with start(by_flags([sampling] * 2, alone, data_dir), [{}, {}]) as processes:
-        assert [process.wait() for process in processes] == [0, 0]
-        assert [process.out.read_text() for process in processes] == [wanted, ""]
-        assert processes[1].err.read_text() == ""
-
-
 def test_processes_started_for_something_else_are_refused_by_all(start, tmp_path, data_dir):
     own = [{}, {"train_steps": 7, "hparams": "d_ff=64"}]
     said = ended(start(by_flags(own, tmp_path / "run", data_dir), [{}, {}]), [2, 2])

@@ -117,7 +117,6 @@ TRAINING = {
 PROGRAMS: dict[str, Callable[[Place], int]] = {
     "train": lambda at: at.call("t2tp_trainer", log_json=at.run / "log.jsonl", **TRAINING),
     "evaluate": lambda at: at.call("t2tp_trainer", schedule="evaluate", eval_steps=1),
-    "predict": lambda at: at.call("t2tp_trainer", schedule="predict", decode_length=1),
     "explain": lambda at: at.call("t2tp_trainer", schedule="train", explain_layout=True),
     "t2tp_eval": lambda at: at.call("t2tp_eval", eval_steps=1),
     "t2tp_decoder": lambda at: at.call("t2tp_decoder", score_file=at.elsewhere / "lines.txt"),
