@@ -10,8 +10,7 @@ TFDS datasets and users' files. `find` turns a name such as "translate_tsv:news"
 
 from t2tp.problems import (  # noqa: F401  (they register themselves)
     algorithmic,
-    catalog_images,
-    catalog_text,
+    catalog,
     image_digits,
     instructions,
     python_stdlib,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from t2tp.trainer.processes.addresses import hosts_of
+from t2tp.trainer.cli.launch import hosts_of
 from tests.page_commands import check_flags
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="comes with t2tp[dev]")

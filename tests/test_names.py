@@ -15,8 +15,8 @@ from pathlib import Path
 import t2tp.hparams  # noqa: F401 (registers the sets)
 from t2tp import registry
 from t2tp.trainer.cli import flag_groups
+from t2tp.trainer.cli.flag_groups import flag_table
 from t2tp.trainer.cli.programs import PROGRAMS
-from t2tp.trainer.cli.tensor2tensor_flags import flag_table
 from t2tp.trainer.errors import UsageError
 
 REPOSITORY = Path(__file__).parent.parent

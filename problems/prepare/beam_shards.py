@@ -12,10 +12,16 @@ starts again with the missing shards.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
 import pickle
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +29,13 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
-from t2tp.problems.prepare.process_group import run_apart
 from t2tp.problems.prepare.settings import BeamSettings
-from t2tp.problems.prepare.shard_workers import Builder, repeat_after_deaths
+from t2tp.problems.prepare.shard_workers import (
+    Builder,
+    WorkerDeathError,
+    repeat_after_deaths,
+    when_parent_ends,
+)
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
 
@@ -120,3 +130,54 @@ class _Report:
     def bad_sample(self) -> int:
         self._num_bad += 1
         return self._num_bad
+
+
+def run_apart(function: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function in a new process and waits for its end; the function may start processes.
+
+    When this call returns or raises, or the calling process dies, the new process and all processes
+    that it started end.
+
+    Raises:
+      WorkerDeathError: a thread of the function failed, for instance because a process died; or
+        the function's process was killed.
+      Exception: the error that the function raised.
+    """
+    # Not forked: if TensorFlow is loaded, its threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    assert process.pid is not None
+    try:
+        error = receiver.recv()
+    except EOFError as lost:
+        raise WorkerDeathError("a worker process was killed") from lost
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # In case it has not made its group yet.
+        process.join()
+    if error is not None:
+        raise error
+
+
+def _call(sender: Connection, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.setsid()
+    # Code that waits for a failed thread may wait forever, so the whole group ends.
+    threading.excepthook = lambda _: _end_group()
+    when_parent_ends(_end_group)
+    error = None
+    try:
+        function(*arguments)
+    except Exception as raised:
+        error = raised
+    try:
+        sender.send(error)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        sender.send(RuntimeError(str(error)))
+
+
+def _end_group() -> None:
+    os.killpg(0, signal.SIGKILL)

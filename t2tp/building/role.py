@@ -9,7 +9,7 @@ declares its role:
     experts' matrix [experts, d_model, d_ff]    MATRIX per expert, input d_model, output d_ff
     experts' bias            [experts, d_ff]    BIAS per expert, output d_ff
 
-Weight decay (`t2tp.optim.weight_decay`), Muon (`t2tp.optim.muon`), `transfer_from`
+Weight decay (`t2tp.optim.optimizer`), Muon (`t2tp.optim.muon`), `transfer_from`
 (`t2tp.building.transfer`) and the balancing of experts read the role.
 """
 

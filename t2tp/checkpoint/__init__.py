@@ -12,7 +12,7 @@ decides when a training saves, and from which checkpoint it resumes.
 """
 
 from t2tp.best_metric import BestMetric
-from t2tp.checkpoint.background import BackgroundWorker
+from t2tp.checkpoint.background import BackgroundWorker, copy_to_host
 from t2tp.checkpoint.errors import (
     DamagedCheckpointError,
     DifferentCheckpointsError,
@@ -20,7 +20,6 @@ from t2tp.checkpoint.errors import (
     UnusableCheckpointError,
 )
 from t2tp.checkpoint.files import set_aside, step_directories, step_directory
-from t2tp.checkpoint.host_copy import copy_to_host
 from t2tp.checkpoint.metrics import best_of, read_metrics, record_metrics
 from t2tp.checkpoint.reading import Checkpoint, all_steps, last_finished, latest
 from t2tp.checkpoint.retention import Retention, apply_retention

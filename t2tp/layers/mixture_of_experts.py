@@ -23,7 +23,6 @@ from t2tp.layers.gating import (
     imbalance,
     token_choices,
 )
-from t2tp.layers.grouping import grouped_shape
 from t2tp.ops.gather import checked_gather
 from t2tp.suggestions import check_known
 
@@ -412,3 +411,34 @@ class MixtureOfExperts:
 def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
     """Returns the one-hot slots, which `t2tp.lowering.einsum` multiplies without storing them."""
     return mtf.one_hot(choice.slots, slots, dtype=dtype)
+
+
+def grouped_shape(shape: mtf.Shape, group_size: int) -> mtf.Shape:
+    """Returns the shape of a batch's tokens in groups of equal size, the same on every mesh.
+
+    Args:
+      shape: [batch, ..., d_model].
+      group_size: max tokens per group; 0: one group per row. The size is lowered until a row
+        consists of whole groups, or a group of whole rows.
+
+    Returns:
+      [groups, group, d_model]. The first dimension has the name of `shape`'s first dimension, so
+      that the same rule splits it. If `shape` is [batch, length, d_model] and rows have several
+      groups, the result is [batch, length_groups, group, d_model].
+    """
+    rows, *within, d_model = shape.dims
+    per_row = math.prod(dim.size for dim in within)
+    size = group_size or per_row
+    if size <= per_row:
+        group = _largest_divisor(per_row, size)
+    else:
+        group = per_row * _largest_divisor(rows.size, size // per_row)
+    if len(within) == 1 and group < per_row:
+        groups = [rows, mtf.Dimension(f"{within[0].name}_groups", per_row // group)]
+    else:
+        groups = [mtf.Dimension(rows.name, rows.size * per_row // group)]
+    return mtf.Shape([*groups, mtf.Dimension("group", group), d_model])
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return next(n for n in range(min(number, max(limit, 1)), 0, -1) if number % n == 0)

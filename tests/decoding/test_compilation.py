@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from t2tp.decoding.compilation import should_compile
+from t2tp.decoding.options import should_compile
 from t2tp.mesh.layout import Layout
 
 BATCH_SIZE = 2

@@ -10,7 +10,7 @@ from t2tp import mtf
 from t2tp.building.initial_values import InitialValues
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
-from t2tp.layers.grouping import grouped_shape
+from t2tp.layers.mixture_of_experts import grouped_shape
 from t2tp.layers.normalization import Norm
 from t2tp.layers.positions import sinusoidal
 from tests.layers.running import run

@@ -8,7 +8,7 @@ import pytest
 import t2tp
 from t2tp import mtf, registry
 from t2tp.building.mesh import declared
-from t2tp.optim.weight_decay import WeightDecay
+from t2tp.optim.optimizer import WeightDecay
 from t2tp.program.abstract_program import AbstractProgram
 from tests.models.any_model import EVERY, TRANSFORMERS, small_model
 from tests.models.small_transformers import FAMILIES

@@ -13,7 +13,7 @@ from absl import logging
 from t2tp import checkpoint
 from t2tp.checkpoint.reading import TRAINABLE
 from t2tp.decoding import DecodeOptions
-from t2tp.decoding.compilation import should_compile
+from t2tp.decoding.options import should_compile
 from t2tp.object_store.mirror import mirror_of
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages

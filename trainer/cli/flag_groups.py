@@ -15,7 +15,6 @@ from t2tp.object_store.mirror import local_path
 from t2tp.object_store.store import is_address
 from t2tp.suggestions import nearest, similar
 from t2tp.toml import read_packaged
-from t2tp.trainer.cli.tensor2tensor_flags import advice
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.local_paths import check_local
 
@@ -311,3 +310,26 @@ def _line(name: str, help: str) -> str:
         subsequent_indent=" " * 8,
         break_on_hyphens=False,
     )
+
+
+_HPARAM = "hp_"
+_STARTS = {"removed": "t2tp does not have this flag of tensor2tensor", "replaced": "Use"}
+
+
+@functools.cache
+def flag_table() -> dict[str, tuple[str, str]]:
+    """Returns (kind, note) by flag; `tensor2tensor_flags.toml` explains them."""
+    table = read_packaged(__package__, "tensor2tensor_flags.toml")
+    return {name: (kind, " ".join(note)) for name, (kind, *note) in table.items()}
+
+
+def advice(flag: str) -> str:
+    """Returns advice on a flag that only tensor2tensor has; "" for any other flag.
+
+    `flag` has no dashes; a boolean flag may begin with "no".
+    """
+    if flag.startswith(_HPARAM):
+        return f"Hyperparameters are written --hparams={flag.removeprefix(_HPARAM)}=VALUE."
+    table = flag_table()
+    kind, note = table.get(flag) or table.get(flag.removeprefix("no")) or ("", "")
+    return f"{_STARTS[kind]}: {note.replace('`', '')}." if kind in _STARTS else ""

@@ -65,11 +65,10 @@ def _search(
     from t2tp.trainer.search import report
     from t2tp.trainer.search.devices import Devices
     from t2tp.trainer.search.ledger import Claim, Ledger
-    from t2tp.trainer.search.objectives import parse_objectives
     from t2tp.trainer.search.ranges import flag_text
     from t2tp.trainer.search.search import Search
     from t2tp.trainer.search.storage import open_study, sqlite_address
-    from t2tp.trainer.search.strategies import Sampling, pruner_of
+    from t2tp.trainer.search.strategies import Sampling, parse_objectives, pruner_of
 
     objectives = parse_objectives(flags.metric, flags.minimize)
     for each in objectives:

@@ -1,15 +1,18 @@
 """Periodic reports of loss, metrics and speed."""
 
+import os
+import resource
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from t2tp.problems.metrics import reported
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.hooks.hook import Hook, Training
-from t2tp.trainer.hooks.memory import memory_in_use
 from t2tp.trainer.hooks.mfu import Utilization
 
 # Takes the number of steps done and scalars by name.
@@ -106,3 +109,26 @@ def _sums(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns the metric sums of a step."""
     prefix = "metrics/"
     return {n.removeprefix(prefix): float(outputs[n]) for n in outputs if n.startswith(prefix)}
+
+
+_GB = 1e9
+
+
+def memory_in_use(cluster: Cluster) -> dict[str, float]:
+    """Returns the current and the peak memory use of this process's devices, in 10^9 bytes.
+
+    For each GPU, returns the memory that TensorFlow's allocator has handed out, as
+    `memory_gb/processor_0` and `memory_gb/processor_0_peak`. For virtual CPU devices, returns the
+    resident set of the process, as `memory_gb/process` and `memory_gb/process_peak`.
+    """
+    num_bytes = {}
+    for pnum in cluster.local_pnums:
+        if "GPU" in cluster.devices[pnum]:
+            info = tf.config.experimental.get_memory_info(cluster.devices[pnum])
+            num_bytes[f"processor_{pnum}"] = info["current"]
+            num_bytes[f"processor_{pnum}_peak"] = info["peak"]
+    if not num_bytes:
+        resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        num_bytes["process"] = resident * os.sysconf("SC_PAGE_SIZE")
+        num_bytes["process_peak"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {f"memory_gb/{name}": size / _GB for name, size in num_bytes.items()}

@@ -4,7 +4,9 @@ import random
 
 import optuna
 
+from t2tp.best_metric import BestMetric
 from t2tp.ranged_hparams import RangedHParams
+from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ranges import parameters
 
 # ASHA and Hyperband continue one in three trials after each rung.
@@ -62,3 +64,27 @@ def pruner_of(name: str, first_step: int, last_step: int) -> optuna.pruners.Base
             reduction_factor=_REDUCTION,
         )
     return optuna.pruners.NopPruner()
+
+
+def parse_objectives(text: str, minimize: bool) -> list[BestMetric]:
+    """Parses `METRIC`, `min:METRIC` or `max:METRIC`, or several of these, separated by commas.
+
+    `minimize` is the direction of a metric without `min:` or `max:`.
+
+    Raises:
+      UsageError: the text cannot be parsed, or a metric occurs twice.
+    """
+    objectives = []
+    for part in text.split(","):
+        kind, colon, metric = part.strip().partition(":")
+        if not colon:
+            kind, metric = ("min" if minimize else "max"), kind
+        if kind not in ("min", "max") or not metric:
+            raise UsageError(
+                f"--metric={text}: expected METRIC, min:METRIC or max:METRIC, or several with"
+                " commas between them"
+            )
+        objectives.append(BestMetric(metric, kind == "min"))
+    if len({each.metric for each in objectives}) < len(objectives):
+        raise UsageError(f"--metric={text}: a metric occurs twice")
+    return objectives

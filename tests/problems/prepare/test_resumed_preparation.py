@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from t2tp.atomic_file import is_unfinished
-from t2tp.problems.prepare import plan
+from t2tp.problems.prepare import prepare
 from t2tp.problems.text_to_text import Text2TextProblem
 from tests.killed import killed_before_renaming
 from tests.problems.decoded import all_decoded, decoded
@@ -123,7 +123,7 @@ def test_the_code_of_a_problem_is_not_all_of_python_s(monkeypatch):
     read = []
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
-    plan.code_digest(Text2TextProblem, with_neighbours=True)
+    prepare.code_digest(Text2TextProblem, with_neighbours=True)
     assert {"text_to_text.py", "text.py", "problem.py"} <= {*read} and len(read) < 10
 
 

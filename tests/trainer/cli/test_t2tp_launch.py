@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from t2tp.trainer.cli.launch import run_rounds
 from t2tp.trainer.processes import children
-from t2tp.trainer.processes.launcher import run_rounds
 from t2tp.trainer.processes.local_processes import ALLOCATOR, LocalProcesses, environments_of
 from tests.patience import PATIENCE, wait_until
 

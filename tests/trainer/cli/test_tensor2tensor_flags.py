@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.trainer.cli.flag_groups import define, parse
+from t2tp.trainer.cli.flag_groups import define, flag_table, parse
 from t2tp.trainer.cli.programs import PROGRAMS
-from t2tp.trainer.cli.tensor2tensor_flags import flag_table
 from t2tp.trainer.errors import UsageError
 
 PAGE = Path(__file__).parents[3] / "docs/coming_from_tensor2tensor.md"

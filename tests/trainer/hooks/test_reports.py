@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from t2tp.processes.cluster import Cluster
-from t2tp.trainer.hooks.hook import EvaluationHook, Training
+from t2tp.trainer.hooks.hook import EvaluationHook, Training, TrainingClock
 from t2tp.trainer.hooks.mfu import Peak, Utilization, peak_of
 from t2tp.trainer.hooks.reports import ReportHook
-from t2tp.trainer.hooks.training_clock import TrainingClock
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars, read_texts
 from tests.trainer.toy_estimator import estimator

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from t2tp.trainer.processes.addresses import hosts_of, parse_hosts
+from t2tp.trainer.cli.launch import hosts_of, parse_hosts
 
 
 @pytest.mark.parametrize(
