@@ -1,7 +1,7 @@
 """Problems on text and image datasets of TFDS's catalog, under tensor2tensor's names.
 
-Datasets that TFDS makes with Apache Beam (Wikipedia, C4) need the package apache-beam. Names that end
-in `_gen` are problems of image generation; other image problems are classification.
+Datasets that TFDS makes with Apache Beam (Wikipedia, C4) need the package apache-beam. Names that
+end in `_gen` are problems of image generation; other image problems are classification.
 """
 
 from collections.abc import Mapping
