@@ -52,7 +52,7 @@ def pipeline_of(graph: upstream.Graph, layout: Layout) -> PipelineLine | None:
             stages = range(op.schedule.stages)
             scopes = context_of(op.mesh).stage_scopes.values()
             layers = tuple(
-                tuple(names[stage] for names in scopes if names[stage] is not None)
+                tuple(name for names in scopes if (name := names[stage]) is not None)
                 for stage in stages
             )
             sizes = tuple(

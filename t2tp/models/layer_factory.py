@@ -156,7 +156,7 @@ class LayerFactory:
         residual = hparams.construct(Residual, norm=self.norm, dropout=self._dropout)
         return Stack(layers, residual, recompute=hparams.recompute)
 
-    def _attention(self, kind: Callable[..., T], output_scale: float, **given: object) -> T:
+    def _attention(self, kind: Callable[..., T], output_scale: float, **given: Any) -> T:
         """Returns a `SelfAttention` or `CrossAttention`."""
         method = self._hparams.attention_method
         return self._hparams.construct(

@@ -114,7 +114,7 @@ class Vit(ImageClassifier):
             SelfAttention(
                 Heads(hparams.num_heads, hparams.d_kv, use_bias=True, qkv_bias=hparams.qkv_bias),
                 causal=False,
-                dropout=hparams.attention_dropout,
+                attention_dropout=hparams.attention_dropout,
             ),
             FeedForward(hparams.mlp, hparams.d_ff, use_bias=True, relu_dropout=hparams.dropout),
         )

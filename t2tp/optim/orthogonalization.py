@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.building.mesh import declared, is_of_stage
+from t2tp.building.role import MATRIX, Role
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
@@ -150,7 +151,7 @@ class Matrices:
           ValueError: role and shape have different dimensions.
         """
         names = [name_in_use(dim.name) for dim in var.shape.dims]
-        role = declared(var).role
+        role = declared(var).role or Role(MATRIX)
         if sorted(names) != sorted(dim.name for dim in role.dims):
             raise ValueError(
                 f"Variable {var.name!r} has the dimensions {', '.join(names)}, and its role"
