@@ -20,8 +20,8 @@ setup(
         "t2tp.hparams": ["*.toml"],
         "t2tp.huggingface": ["*.toml"],
         "t2tp.huggingface.model_types": ["*.toml"],
-        "t2tp.layout_report": ["*.css"],
-        "t2tp.planner": ["clusters/*.toml", "*.css"],
+        "t2tp.report": ["*.css"],
+        "t2tp.planner": ["clusters/*.toml"],
         "t2tp.trainer.cli": ["*.toml"],
     },
     # Otherwise setuptools takes clusters/, which holds data, for a package that is not listed.

@@ -17,10 +17,10 @@ from t2tp.planner.candidates import CHOSEN, RESET
 from t2tp.planner.cluster_file import THIS_MACHINE, ClusterFile, shipped
 from t2tp.planner.depth import with_values
 from t2tp.planner.search import NothingFitsError, Search
-from t2tp.planner.text import duration, size
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.processes.cluster import has_gpu
 from t2tp.processes.process_spec import DEVICES_VARIABLE, find_process_spec
+from t2tp.report.units import duration, size
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import request

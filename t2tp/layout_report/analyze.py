@@ -1,32 +1,31 @@
-"""Collects the data of a layout report from a lowered program."""
+"""Collects the data of a layout report from the analysis of a lowered program."""
 
+import dataclasses
 import os
-import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 
 from t2tp import upstream
-from t2tp.atomic_file import write_text
-from t2tp.layout_report.html import page
-from t2tp.layout_report.pipeline import pipeline_of
+from t2tp.layout_report.pipeline import PipelineLine
 from t2tp.layout_report.report import (
     Activation,
     CollectiveLine,
-    Phase,
     ReportData,
     SlicedTensor,
     VariableLine,
 )
-from t2tp.layout_report.text import text
-from t2tp.lowering.lowering import all_operations, live_operations
-from t2tp.lowering.operation import hooks
-from t2tp.mesh.layer_names import GRADIENTS
+from t2tp.layout_report.sections import report
+from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.program.program import Program
 from t2tp.step.attribution import Attribution
-
-# A slot's name consists of its variable's name, one of these suffixes, and the kind of slot.
-_SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
+from t2tp.step.kernels import Kernels, own_kernels
+from t2tp.step.lifetimes import Liveness
+from t2tp.step.lowered import LoweredStep
+from t2tp.step.order import FIRST, LAST, MIDDLE, Placed, is_weight, of_stage, program_order
+from t2tp.step.pipeline import ChunkBytes, pipeline_loop
+from t2tp.step.variables import owner_of
+from t2tp.step.work import UPDATE
 
 
 class LayoutReport:
@@ -36,11 +35,11 @@ class LayoutReport:
         self.data = data
 
     def __str__(self) -> str:
-        return text(self.data)
+        return str(report(self.data))
 
     def html(self) -> str:
         """Returns the report as a self-contained HTML page."""
-        return page(self.data)
+        return report(self.data).html()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the HTML page atomically.
@@ -48,90 +47,73 @@ class LayoutReport:
         Raises:
           OSError: the file cannot be written.
         """
-        write_text(path, self.html())
+        report(self.data).save(path)
 
 
-def explain(program: Program) -> LayoutReport:
+def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
     """Reports how a program's tensors are sliced over its mesh, and the collectives it needs.
 
     Traces the program if it has not been traced. Runs nothing. An `AbstractProgram` needs no
-    devices.
+    devices. `kernels` determine the planned memory. The default are t2tp's kernels on the program's
+    devices, or on GPUs if the program is abstract.
     """
+    log = program.collective_log()
     graph, outputs = program.graph()
-    live = live_operations(graph.operations, outputs.values())
-    phases = _phases(graph.operations)
-    collectives = _collectives(program, graph, phases)
-    return LayoutReport(
-        ReportData(
-            program.layout,
-            tuple(device for device in program.cluster.devices if device),
-            tuple(layout_warnings(program.layout, _shapes(graph))),
-            tuple(_variables(graph, program.layout)),
-            tuple(_activations(live, outputs, program.layout, phases, collectives)),
-            collectives,
-            tuple(_gathered(graph, program.layout)),
-            pipeline_of(graph, program.layout),
-        )
+    layout, needed = program.layout, list(outputs.values())
+    devices = tuple(device for device in program.cluster.devices if device)
+    if kernels is None:
+        kernels = own_kernels(layout.size, on_cpu=bool(devices) and program.cluster.on_cpu)
+    placed = program_order(graph.operations, needed, log)
+    lifetimes = Liveness(placed, needed, layout, kernels)
+    loop = pipeline_loop(graph.operations)
+    points = [LoweredStep.from_lifetimes(lifetimes, graph, needed).memory_by_point()]
+    if loop is not None:
+        sizes = ChunkBytes.of_loop(loop, layout)
+        # The stage before the loss also saves the result of its last layer.
+        last = (*sizes.kept[:-1], sizes.kept[-1] + sizes.results[-1])
+        by_stage = [*[sizes.kept] * (loop.schedule.stages - 1), last]
+        saved = loop.schedule.max_kept(by_stage)
+        points = []
+        for stage, place in ((0, FIRST), (1, MIDDLE), (-1, LAST)):
+            own = Liveness(of_stage(placed, place), needed, layout, kernels)
+            of_place = LoweredStep.from_lifetimes(own, graph, needed).memory_by_point()
+            for point, memory in of_place.items():
+                # The activations that the stage saves for other microbatches.
+                memory["kept"] += (point != UPDATE) * max(0.0, saved[stage] - sum(by_stage[stage]))
+            points.append(of_place)
+    shapes = [tensor.shape for op in all_operations(graph.operations) for tensor in op.outputs]
+    data = ReportData(
+        layout,
+        devices,
+        tuple(layout_warnings(layout, shapes)),
+        tuple(_variables(graph, layout)),
+        tuple(_activations(lifetimes)),
+        tuple(_collectives(placed, graph, layout)),
+        max((m for each in points for m in each.values()), key=lambda m: sum(m.values())),
+        None if loop is None else PipelineLine.of_loop(loop, layout),
     )
-
-
-def _shapes(graph: upstream.Graph) -> list[upstream.Shape]:
-    return [tensor.shape for op in all_operations(graph.operations) for tensor in op.outputs]
-
-
-def _phases(operations: list[upstream.Operation]) -> dict[str, Phase]:
-    """Returns the phase of each operation by name.
-
-    Operations in a loop have the loop's phase, unless the loop contains a backward pass, as a loop
-    over microbatches does. Each operation in such a loop has its own phase, the loop's results
-    belong to the backward pass, and the operations after the loop to the update.
-    """
-    phases: dict[str, Phase] = {}
-    otherwise = Phase.FORWARD
-    for op in operations:
-        phase = otherwise
-        if GRADIENTS in op.name:
-            phase, otherwise = Phase.BACKWARD, Phase.UPDATE
-        inside = [inner for inner in all_operations([op]) if inner is not op]
-        if isinstance(op, upstream.WhileLoopOperation) and any(GRADIENTS in x.name for x in inside):
-            phases |= {**_phases(op._cond_ops), **_phases(op._body_ops), op.name: Phase.BACKWARD}
-            otherwise = Phase.UPDATE
-        else:
-            phases |= {inner.name: phase for inner in (op, *inside)}
-    return phases
+    return LayoutReport(data)
 
 
 def _collectives(
-    program: Program, graph: upstream.Graph, phases: Mapping[str, Phase]
-) -> tuple[CollectiveLine, ...]:
-    causes = Attribution(list(all_operations(graph.operations)), program.layout)
-    outside = {op.name for op in graph.operations} | {""}
-    return tuple(
-        CollectiveLine(
-            collective.kind,
-            collective.axes,
-            collective.group_size,
-            collective.bytes,
-            collective.name,
-            collective.operation,
-            collective.sums,
-            collective.times,
-            phases.get(collective.operation, Phase.FORWARD),
-            collective.operation not in outside,
-            causes.uses(collective),
-        )
-        for collective in program.collective_log()
-    )
+    placed: Iterable[Placed], graph: upstream.Graph, layout: Layout
+) -> Iterable[CollectiveLine]:
+    causes = Attribution(list(all_operations(graph.operations)), layout)
+    for each in placed:
+        for c in each.collectives:
+            facts = {f.name: getattr(c, f.name) for f in dataclasses.fields(c)}
+            yield CollectiveLine(
+                **facts, phase=each.phase, in_loop=each.in_loop, uses=causes.uses(c)
+            )
 
 
 def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
-    """Lists the variables with their slots, which are recognized by their names."""
-    owners = [v for v in graph.all_variables if v.trainable]
-    slots: dict[str, list[SlicedTensor]] = {v.name: [] for v in owners}
+    """Lists the variables with their slots."""
+    slots: dict[str, list[SlicedTensor]] = {v.name: [] for v in graph.trainable_variables}
     lines = []
     for variable in graph.all_variables:
         tensor = SlicedTensor(variable.name, variable.shape, variable.slice_dtype, layout)
-        owner = None if variable.trainable else _owner(variable.name, slots)
+        owner = None if variable.trainable else owner_of(variable.name, slots)
         if owner is None:
             lines.append((variable, tensor))
         else:
@@ -147,73 +129,20 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
     ]
 
 
-def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
-    """Lists the weights that a step gathers once, with the shape and dtype after the gather."""
-    for variable in graph.all_variables:
-        value = variable.value
-        if value.shape != variable.shape:
-            yield SlicedTensor(variable.name, value.shape, value.dtype, layout)
-
-
-def _owner(name: str, variables: Container[str]) -> str | None:
-    """Returns the variable of the slot `name`; None if it is not a slot."""
-    ends = (
-        match.start() for suffix in _SLOT_SUFFIXES for match in re.finditer(f"(?={suffix})", name)
-    )
-    return max((name[:end] for end in ends if name[:end] in variables), key=len, default=None)
-
-
-def _activations(
-    live: list[upstream.Operation],
-    outputs: Mapping[str, upstream.Tensor],
-    layout: Layout,
-    phases: Mapping[str, Phase],
-    collectives: Iterable[CollectiveLine],
-) -> Iterable[Activation]:
+def _activations(lifetimes: Liveness) -> Iterable[Activation]:
     """Lists the features and computed tensors that the step uses."""
-    with_collective = {collective.operation for collective in collectives}
-    operations = list(all_operations(live))
-    views = {op for op in operations if _is_view(op, with_collective)}
-    users = _users(operations, views)
-    used = {*users, *outputs.values()}
-    outside = set(live)
-    for op in operations:
-        if op in views or isinstance(op, upstream.Variable):
+    for buffer in lifetimes.buffers:
+        each = lifetimes.placed[buffer.first_def]
+        is_used = buffer.is_workspace or buffer.last_use > buffer.first_def
+        if buffer.shape is None or buffer.dtype is None or not is_used or not buffer.num_bytes:
             continue
-        for shape, dtype in hooks(op).temporaries(layout):
-            sliced = SlicedTensor(f"{op.name} (temporary)", shape, dtype, layout)
-            kind = type(op).__name__.removesuffix("Operation")
-            yield Activation(sliced, kind, phases[op.name], False, False, op not in outside)
-        for tensor in op.outputs:
-            if tensor not in used:
-                continue
-            yield Activation(
-                SlicedTensor(tensor.name.removesuffix(":0"), tensor.shape, tensor.dtype, layout),
-                type(op).__name__.removesuffix("Operation"),
-                phases[op.name],
-                isinstance(op, upstream.ops.ImportLaidOutTensorOperation),
-                phases[op.name] == Phase.FORWARD
-                and any(phases[user.name] != Phase.FORWARD for user in users.get(tensor, ())),
-                op not in outside,
-            )
-
-
-def _is_view(op: upstream.Operation, with_collective: set[str]) -> bool:
-    """Whether an operation's output shares its input's memory."""
-    if isinstance(op, upstream.ReshapeOperation):
-        return op.name not in with_collective
-    return hooks(op).cost_kind == "view"
-
-
-def _users(
-    operations: list[upstream.Operation], views: set[upstream.Operation]
-) -> dict[upstream.Tensor, set[upstream.Operation]]:
-    """Returns the operations that read each tensor, directly or through views."""
-    users: dict[upstream.Tensor, set[upstream.Operation]] = {}
-    for op in reversed(operations):
-        readers = {op}
-        if op in views:
-            readers = set().union(*(users.get(y, ()) for y in op.outputs))
-        for x in op.inputs:
-            users.setdefault(x, set()).update(readers)
-    return users
+        if is_weight(each.operation):
+            continue
+        yield Activation(
+            SlicedTensor(buffer.name, buffer.shape, buffer.dtype, lifetimes.layout),
+            type(each.operation).__name__.removesuffix("Operation"),
+            each.phase,
+            buffer.purpose == "features",
+            buffer.purpose == "kept",
+            each.in_loop,
+        )

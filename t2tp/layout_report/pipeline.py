@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from t2tp import upstream
 from t2tp.building.mesh import context_of
-from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.pipeline.loop import PipelineLoop
-from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Schedule
+from t2tp.step.pipeline import ChunkBytes
 
 LETTERS = "F: forward pass, B: backward pass, W: gradients of weights, by microbatch"
 
@@ -28,6 +26,17 @@ class PipelineLine:
     layers: tuple[tuple[str, ...], ...]
     message_bytes: tuple[int, ...]
 
+    @classmethod
+    def of_loop(cls, loop: PipelineLoop, layout: Layout) -> "PipelineLine":
+        """Describes the loop of a pipeline."""
+        scopes = context_of(loop.mesh).stage_scopes.values()
+        layers = tuple(
+            tuple(name for names in scopes if (name := names[stage]) is not None)
+            for stage in range(loop.schedule.stages)
+        )
+        name = layout.pipeline.schedule if loop.schedule.trains else "evaluation"
+        return cls(name, loop.schedule, layers, ChunkBytes.of_loop(loop, layout).messages)
+
     def facts(self) -> Iterator[str]:
         """Yields sentences about the pipeline."""
         schedule = self.schedule
@@ -43,25 +52,6 @@ class PipelineLine:
             yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{more}"
         sizes = " or ".join(f"{size:,}" for size in dict.fromkeys(self.message_bytes))
         yield f"a message to the next stage, or back: {sizes} bytes"
-
-
-def pipeline_of(graph: upstream.Graph, layout: Layout) -> PipelineLine | None:
-    """Finds the pipeline in a graph; None if there is none."""
-    for op in all_operations(graph.operations):
-        if isinstance(op, PipelineLoop):
-            stages = range(op.schedule.stages)
-            scopes = context_of(op.mesh).stage_scopes.values()
-            layers = tuple(
-                tuple(name for names in scopes if (name := names[stage]) is not None)
-                for stage in stages
-            )
-            sizes = tuple(
-                MessageKind.of_tensors(op.partition.exit_of(chunk).outputs, layout).num_bytes
-                for chunk in range(op.schedule.chunks)
-            )
-            name = layout.pipeline.schedule if op.schedule.trains else "evaluation"
-            return PipelineLine(name, op.schedule, layers, sizes)
-    return None
 
 
 def _ranges(names: tuple[str, ...]) -> str:

@@ -1,9 +1,8 @@
 """The data of a layout report: tensors and their slices, memory, collectives."""
 
-import enum
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -16,14 +15,8 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
 from t2tp.mesh.storage import name_in_use
 from t2tp.step.attribution import CollectiveUse
-
-
-class Phase(enum.Enum):
-    """The part of a step that computes a tensor."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"  # Added by mtf.gradients.
-    UPDATE = "update"  # Operations after the first gradient that compute no gradient.
+from t2tp.step.memory import RESERVED, fits
+from t2tp.step.work import FORWARD
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,7 @@ class CollectiveLine(Collective):
       uses: the tensors that it serves; their bytes sum to `bytes`.
     """
 
-    phase: Phase = Phase.FORWARD
+    phase: str = FORWARD
     in_loop: bool = False
     uses: tuple[CollectiveUse, ...] = ()
 
@@ -127,19 +120,10 @@ class Activation:
 
     tensor: SlicedTensor
     operation: str
-    phase: Phase
+    phase: str
     is_fed: bool = False
     is_kept: bool = False
     in_loop: bool = False
-
-
-@dataclass(frozen=True)
-class MemoryLine:
-    """Memory for one purpose: bytes on a device, and bytes of the full tensors."""
-
-    what: str
-    on_device: int
-    whole: int
 
 
 @dataclass(frozen=True)
@@ -150,7 +134,7 @@ class ReportData:
       devices: the device of each processor; empty for an abstract program.
       warnings: rules and axes without effect, one sentence each.
       activations: the tensors of the step that take memory, features first.
-      gathered: weights that a step gathers once.
+      memory: bytes of a device by purpose, at the peak of the step; see `t2tp.step.memory`.
     """
 
     layout: Layout
@@ -159,7 +143,7 @@ class ReportData:
     variables: tuple[VariableLine, ...]
     activations: tuple[Activation, ...]
     collectives: tuple[CollectiveLine, ...]
-    gathered: tuple[SlicedTensor, ...] = ()
+    memory: Mapping[str, float]
     pipeline: PipelineLine | None = None
 
     @functools.cached_property
@@ -201,33 +185,11 @@ class ReportData:
             for axis in self.layout.mesh_shape.dims
         }
 
-    def computed(self) -> list[Activation]:
-        """Returns the activations that are not fed, largest slice first."""
-        computed = (a for a in self.activations if not a.is_fed)
-        return sorted(computed, key=lambda a: -a.tensor.slice_bytes)
+    def fits(self, memory: float) -> str:
+        """Tells whether a device of `memory` bytes fits the step; see `t2tp.step.memory.fits`."""
+        return fits(self.needed, memory)
 
-    def device_bytes(self) -> int:
-        """Estimates a step's bytes per device: `memory()` and, in training, float32 gradients."""
-        num_bytes = sum(line.on_device for line in self.memory())
-        trains = any(v.slots for v in self.variables) or any(a.is_kept for a in self.activations)
-        if not trains:
-            return num_bytes
-        trained = (v.tensor.slice_shape for v in self.variables if v.trainable)
-        return num_bytes + sum(math.prod(shape) * tf.float32.size for shape in trained)
-
-    def memory(self) -> list[MemoryLine]:
-        """Returns memory by purpose; activations are an estimate."""
-        computed = self.computed()
-        tensors = {
-            "variables": [line.tensor for line in self.variables],
-            "optimizer slots": [slot for line in self.variables for slot in line.slots],
-            "weights gathered once a step": list(self.gathered),
-            "features": [a.tensor for a in self.activations if a.is_fed],
-            "activations stored for the backward pass": [a.tensor for a in computed if a.is_kept],
-            "largest activation": [a.tensor for a in computed[:1]],
-        }
-        return [
-            MemoryLine(what, sum(t.slice_bytes for t in lines), sum(t.global_bytes for t in lines))
-            for what, lines in tensors.items()
-            if lines or what != "weights gathered once a step"
-        ]
+    @property
+    def needed(self) -> float:
+        """Bytes of a device at the peak, those of the driver and the libraries included."""
+        return sum(self.memory.values()) + RESERVED

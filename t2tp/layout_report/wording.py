@@ -1,4 +1,4 @@
-"""The phrases that the text and the HTML page share."""
+"""The phrases of a layout report."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,9 @@ from t2tp.layout_report.report import (
 from t2tp.mesh.layer_names import LayerGroup, common_name
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.storage import axes_at_rest
+from t2tp.report.units import size
 from t2tp.step.attribution import CollectiveUse
+from t2tp.step.memory import HEADROOM, RESERVED
 
 # Number of names that a list of examples shows.
 _FEW = 4
@@ -21,10 +23,10 @@ _FEW = 4
 _DEVICE_GB = (8, 16, 24, 40, 80, 141, 192)
 
 ESTIMATE = (
-    "Variables, optimizer slots, features and collectives are exact. Activations are an estimate:"
-    " each activation of the graph counts once, at the size of its slice, and the largest may be a"
-    " saved one. TensorFlow and XLA fuse some of them, free them early, and allocate workspace"
-    " inside operations and collectives."
+    "Variables, optimizer state and features are exact. Activations are an estimate: a tensor is in"
+    " memory from the operation that computes it to the last operation that reads it. A step fits"
+    f" if {HEADROOM:.0%} of the device stay free, for uncounted bytes such as kernels' workspace."
+    " t2tp_plan computes the same bytes."
 )
 
 PUT_IN = (
@@ -33,20 +35,10 @@ PUT_IN = (
 )
 
 
-def size(num_bytes: int) -> str:
-    """Formats bytes: `144 B`, `1.5 MiB`."""
-    number = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
-
-
-def fits(num_bytes: int) -> str:
-    """Names the devices with enough memory; a tenth is reserved for the runtime."""
-    total = "in all, gradients of a training included"
-    room = [gb for gb in _DEVICE_GB if num_bytes <= 0.9 * gb * 2**30]
+def fitting(data: ReportData) -> str:
+    """Names the devices with enough memory."""
+    total = f"{size(data.needed)} in all, with {size(RESERVED)} for driver and libraries"
+    room = [gb for gb in _DEVICE_GB if data.fits(gb * 2**30) == "yes"]
     if not room:
         return f"{total}: more than a device of {_DEVICE_GB[-1]} GB has"
     small = [gb for gb in _DEVICE_GB if gb < room[0]]
@@ -96,7 +88,7 @@ def facts(activation: Activation) -> str:
     """Describes an activation's phase, operation and lifetime."""
     if activation.is_fed:
         return "fed"
-    origin = f"{activation.phase.value}, by {activation.operation}"
+    origin = f"{activation.phase}, by {activation.operation}"
     return (
         origin
         + (", stored for the backward pass" if activation.is_kept else "")
@@ -123,9 +115,9 @@ def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> s
     if use.gradient_of == variable:
         return "its gradient"
     if not use.is_sum:
-        return f"it for the {collective.phase.value} pass"
+        return f"it for the {collective.phase} pass"
     others = len(use.used) - 1
-    return f"a {collective.phase.value} matmul with it" + (f" and {others} more" if others else "")
+    return f"a {collective.phase} matmul with it" + (f" and {others} more" if others else "")
 
 
 def collectives_of_tensor(data: ReportData, name: str) -> list[str]:
@@ -159,7 +151,7 @@ def purpose(group: LayerGroup[CollectiveLine]) -> str:
         text = f"backward: gradient of {owner}{_over(use)}"
     else:
         inside = "" if use.is_sum else "inside "
-        text = f"{collective.phase.value}: {inside}{name}{_over(use)}"
+        text = f"{collective.phase}: {inside}{name}{_over(use)}"
     if not collective.in_loop:
         return text
     return (

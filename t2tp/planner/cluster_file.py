@@ -17,7 +17,8 @@ from t2tp.choices import PRECISIONS
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import declared_type
 from t2tp.planner.curves import CollectiveCurve, Curve, Point, share_at
-from t2tp.step.kernels import WITHOUT_KERNEL, Kernels, key
+from t2tp.step.kernels import WITHOUT_KERNEL, Kernels, key, own_kernels
+from t2tp.step.memory import HEADROOM, RESERVED, usable
 from t2tp.step.work import ELEMENTWISE, PRODUCT
 from t2tp.suggestions import check_known, nearest
 from t2tp.toml import tomllib
@@ -66,7 +67,7 @@ class Device:
     bandwidth: float = key(min=_SI)
     launch: float = _fraction(0.0)
     units: int = key(1, min=1)
-    reserved: float = key(0.0, min=0.0)
+    reserved: float = key(RESERVED, min=0.0)
     cores: int = key(0, min=0)
 
 
@@ -133,10 +134,10 @@ class SoftwareStack(Kernels):
       like: an earlier stack of the file, from which missing keys are taken.
       product: share of the peak that large matmuls reach.
       product_inner: length of the summed dimension at which a matmul reaches half of `product`.
+      own: whether it is t2tp, whose program is planned as it is. `fuses` and `attention` then
+        describe a step that XLA compiles, on one device.
       batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      dummy_gradients: whether a dummy buffer stays allocated, as large as one layer's weights in
-        the activations' dtype. Transformer Engine has it if matmuls accumulate gradients.
       weights_where_used: whether a pipeline stage has only the weights that it uses. In t2tp, this
         is false: all stages have the embeddings.
       unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
@@ -169,9 +170,9 @@ class SoftwareStack(Kernels):
     product_inner: float = key(0.0, min=0.0)
     attention: str = "unfused"
     fuses: bool = True
+    own: bool = False
     batched: float = _share(0.5)
     memory: float = _share(0.85)
-    dummy_gradients: bool = False
     weights_where_used: bool = False
     unsharded_layers: int = key(0, min=0)
     fragmentation: float = _fraction(0.0)
@@ -218,7 +219,7 @@ class ClusterFile:
     price_per_hour: float = key(0.0, min=0.0)
     max_devices: int = key(0, min=0)
     processes: int = key(1, min=1)
-    headroom: float = key(0.05, min=0.0, below=1.0)
+    headroom: float = key(HEADROOM, min=0.0, below=1.0)
     source: str = ""
 
     @property
@@ -315,13 +316,21 @@ class ClusterFile:
         _check_known([name], self.stacks, f"cluster {self.name} has no stack", "stacks")
         return replace(self, stack=name)
 
+    def on_mesh(self, devices: int) -> ClusterFile:
+        """Returns the cluster with the kernels that t2tp's own stack has on a number of devices."""
+        if not self.software.own or devices == 1:
+            return self
+        kernels = own_kernels(devices, on_cpu=False)
+        stack = replace(self.software, attention=kernels.attention, fuses=kernels.fuses)
+        return replace(self, stacks={**self.stacks, self.stack: stack})
+
     def sharing(self, devices: int) -> int:
         """Returns how many devices of a mesh share a host's memory and cores; 1 if none do."""
         return min(devices, self.host_devices) if self.device.cores else 1
 
     def usable_memory(self, devices: int) -> float:
         """Returns the bytes of a device that a step on a mesh of this size may use."""
-        return (1 - self.headroom) * self.device.memory / self.sharing(devices)
+        return usable(self.device.memory / self.sharing(devices), self.headroom)
 
     def peak(self, dtype: str) -> float:
         """Returns the FLOP/s of one device for a dtype.

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
+from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.overlap import hidden_seconds
+from t2tp.report.units import size
 from t2tp.step.lifetimes import WITH_ACTIVATIONS
 from t2tp.step.lowered import LoweredStep
-from t2tp.step.work import (
-    ATTENTION,
-    BACKWARD,
-    COMPUTE_BOUND,
-    ELEMENTWISE,
-    FORWARD,
-    PHASES,
-    PURPOSES,
-    UPDATE,
-    Memory,
-    Work,
-)
+from t2tp.step.memory import fits
+from t2tp.step.work import ATTENTION, COMPUTE_BOUND, PHASES, UPDATE
 
 # The bottlenecks of a step; communication also names its mesh axes.
 MATMULS, MEMORY, BUBBLE = "matmuls", "memory-bound operations", "the pipeline's bubble"
 OPTIMIZER, COMMUNICATION = "the optimizer's update", "communication"
 
 _BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
-_BUFFER_PASSES = 3  # A buffer is read, written and written again.
-
-# Retries of PyTorch's allocator, measured on an H200 (docs/planning.md). A retry takes `_RETRY`
-# seconds. Retries begin if the free memory holds the weights of fewer than `cached_layers` layers.
-# If it holds at most `cached_layers - _RETRY_LAYERS` layers, every layer has a retry. ZeRO 3 has
-# three collectives in a layer: two gathers and a reduction.
-_RETRY, _RETRY_LAYERS, _LAYER_COLLECTIVES = 6e-3, 5, 3
 
 
 @dataclass(frozen=True)
@@ -130,9 +114,8 @@ class Plan:
       memory: bytes of a device by purpose, at the peak of the step.
       memory_point: the part of the step in which this peak occurs.
       memory_by_point: bytes by purpose at the peak of each part of the step.
-      fragmentation: bytes to allow for the allocator's fragmentation at the peak of the step.
       memory_limit: bytes of a device's memory.
-      usable_memory: bytes of a device's memory without the headroom.
+      headroom: share of these bytes that must stay free.
       model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
       causal_flops: FLOPs without the scores that a causal mask hides.
       recomputed_flops: FLOPs with which a processor recomputes activations.
@@ -140,6 +123,7 @@ class Plan:
       peak_dtype: dtype at which the device reaches this peak.
       bubble: idle fraction of the busiest pipeline stage.
       price_per_hour: price of a device; 0: unknown.
+      warnings: what may make the step slower than planned, one sentence each.
     """
 
     title: str
@@ -155,9 +139,8 @@ class Plan:
     memory: dict[str, float]
     memory_point: str
     memory_by_point: dict[str, dict[str, float]]
-    fragmentation: float
     memory_limit: float
-    usable_memory: float
+    headroom: float
     model_flops: float
     causal_flops: float
     recomputed_flops: float
@@ -166,6 +149,7 @@ class Plan:
     bubble: float = 0.0
     pipeline: PipelinePlan | None = None
     price_per_hour: float = 0.0
+    warnings: tuple[str, ...] = ()
 
     @property
     def memory_total(self) -> float:
@@ -175,10 +159,7 @@ class Plan:
     @property
     def fits(self) -> str:
         """Whether a device has enough memory: `yes`, `borderline` (in the headroom) or `no`."""
-        needed = self.memory_total + self.fragmentation
-        if needed <= self.usable_memory:
-            return "yes"
-        return "borderline" if needed <= self.memory_limit else "no"
+        return fits(self.memory_total, self.memory_limit, self.headroom)
 
     @property
     def tokens_per_second(self) -> float:
@@ -248,11 +229,13 @@ class Plan:
         selects the peak.
         """
         devices, sharing = step.layout.size, cluster.sharing(step.layout.size)
-        by_point = {peak.point: _memory(peak, step, cluster) for peak in step.memory}
+        limit = cluster.device.memory / sharing
+        by_point = {
+            point: _memory(point, memory, step, cluster)
+            for point, memory in step.memory_by_point().items()
+        }
         point = max(by_point, key=lambda name: sum(by_point[name].values()))
-        fragmentation = _fragmentation(by_point[point], cluster.software)
-        room = cluster.device.memory / sharing - sum(by_point[point].values()) - fragmentation
-        costs = [*_costs(step, cluster), *_retries(step, cluster, room)]
+        costs = _costs(step, cluster)
         seconds = sum(cost.seconds for cost in costs)
         recomputed = sum(w.flops * w.times * n for w, n in step.work.items() if w.is_recomputed)
         return cls(
@@ -269,15 +252,15 @@ class Plan:
             memory=by_point[point],
             memory_point=point,
             memory_by_point=by_point,
-            fragmentation=fragmentation,
-            memory_limit=cluster.device.memory / sharing,
-            usable_memory=cluster.usable_memory(devices),
+            memory_limit=limit,
+            headroom=cluster.headroom,
             model_flops=3 * step.flops,
             causal_flops=3 * (step.flops - step.hidden_flops),
             recomputed_flops=recomputed,
             peak=cluster.peak(dtype) / sharing,
             peak_dtype=dtype,
             price_per_hour=cluster.price_per_hour,
+            warnings=tuple(_warnings(step, cluster, limit - sum(by_point[point].values()))),
         )
 
 
@@ -289,12 +272,6 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     counts = {w: math.ceil(round(n, 6)) * w.times for w, n in step.work.items()}
     sends = {t: math.ceil(round(n, 6)) * t.times for t, n in step.traffic.items()}
     work = {w: n * compute.seconds(w) for w, n in counts.items()}
-    if cluster.software.keeps_buffers and step.layout.storage.stage < 3:
-        # Megatron scales its buffers of gradients before reducing them, and sets them to zero.
-        peak = step.memory[-1].by_purpose
-        passes = _BUFFER_PASSES * (peak.get("gradients", 0) + peak.get("sums", 0))
-        buffers = Work(ELEMENTWISE, UPDATE, 1, "float32", 0.0, passes)
-        counts[buffers], work[buffers] = 1, compute.seconds(buffers)
     traffic = {t: n * collective.seconds(t) for t, n in sends.items()}
     hidden = hidden_seconds(traffic, work, cluster.software)
     totals: dict[tuple[str, str, bool], list[float]] = defaultdict(lambda: [0.0] * 5)
@@ -318,60 +295,38 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     ]
 
 
-def _retries(step: LoweredStep, cluster: ClusterFile, room: float) -> list[Cost]:
-    """Returns the seconds in which collectives of ZeRO 3 wait for retries of allocators.
-
-    If the free memory (`room`) is too small, PyTorch's allocator waits for the device, returns
-    cached blocks to the driver, and retries. All members of the next collective wait, too.
-    """
-    layer, gather = _BFLOAT16 * step.layer_weights, ("allgather", FORWARD, True)
-    missing = cluster.software.cached_layers - room / layer if layer else 0.0
-    gathers = [t for t in step.traffic if (t.kind, t.phase, t.of_state) == gather]
-    if missing <= 0 or room < 0 or not gathers:
-        return []
-    axes, retries = gathers[0].axes, min(1.0, missing / _RETRY_LAYERS)
-    members = CollectiveCost(cluster, step.layout.mesh_shape).group(axes).size
-    layers = sum(members * t.num_bytes * t.times * step.traffic[t] for t in gathers) / layer
-    wait = _RETRY * (1 - (1 - retries / _LAYER_COLLECTIVES) ** members)
-    seconds, count = _LAYER_COLLECTIVES * layers * wait, round(retries * layers)
-    kind = f"retries of the allocator over {' and '.join(axes)}"
-    return [Cost(kind, BACKWARD, seconds, count=count, is_collective=True, error=seconds)]
+def _warnings(step: LoweredStep, cluster: ClusterFile, room: float) -> Iterator[str]:
+    """Yields what may make the step slower than planned; `room` are the free bytes of a device."""
+    needed = cluster.software.cached_layers * _BFLOAT16 * step.layer_weights
+    gathers = any(t.kind == "allgather" and t.of_state for t in step.traffic)
+    if 0 <= room < needed and gathers and step.layout.storage.stage == 3:
+        yield (
+            f"PyTorch's allocator may wait and retry: the free memory, {size(room)}, holds the"
+            f" weights of fewer than {cluster.software.cached_layers:g} layers ({size(needed)})"
+        )
 
 
-def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, float]:
-    """Returns the bytes by purpose at a peak of the step."""
-    memory = dict.fromkeys(PURPOSES, 0.0) | {name: float(n) for name, n in step.variables.items()}
-    for purpose, size in peak.by_purpose.items():
-        memory["gradients" if purpose == "sums" else purpose] += size
-    # The large all-reduces carry gradients. They run after the activations are freed, so their
-    # buffers do not count at a peak with activations.
-    if peak.point not in WITH_ACTIVATIONS:
-        sizes = [t.num_bytes for t in step.traffic if t.kind == "allreduce"]
-        memory["buffers"] = float(max(sizes, default=0))
+def _memory(
+    point: str, memory: dict[str, float], step: LoweredStep, cluster: ClusterFile
+) -> dict[str, float]:
+    """Adds what the software and the device need to the bytes of a step by purpose."""
     layer, stack = float(step.layer_weights), cluster.software
-    if stack.dummy_gradients:
-        memory["gradients"] += _BFLOAT16 * layer
     if step.layout.storage.stage == 3:
         memory["buffers"] += _BFLOAT16 * stack.unsharded_layers * layer
-        if peak.point not in WITH_ACTIVATIONS and stack.unsharded_layers:
+        if point not in WITH_ACTIVATIONS and stack.unsharded_layers:
             memory["buffers"] += (_BFLOAT16 + _FLOAT32) * layer
     processes = cluster.processes / step.layout.size if cluster.device.cores else 1
     # Virtual devices share cores. A device that waits for a core holds no temporaries.
     if cluster.device.cores:
         memory["temporary"] *= min(1.0, cluster.device.cores * processes)
-    memory["reserved"] = cluster.device.reserved * processes
-    return memory
-
-
-def _fragmentation(memory: Mapping[str, float], stack: SoftwareStack) -> float:
-    """Returns the bytes lost to fragmentation, a fraction of the bytes that a step allocates.
-
-    Tensors that outlast the step do not count.
-    """
-    lasting = {"weights", "optimizer", "features", "reserved"}
+    # Tensors that outlast the step do not fragment the memory.
+    lasting = {"weights", "optimizer", "features"}
     if stack.keeps_buffers:
         lasting |= {"gradients", "gathered"}
-    return stack.fragmentation * sum(n for name, n in memory.items() if name not in lasting)
+    changing = sum(num_bytes for purpose, num_bytes in memory.items() if purpose not in lasting)
+    memory["fragmentation"] = stack.fragmentation * changing
+    memory["reserved"] = cluster.device.reserved * processes
+    return memory
 
 
 def _interval(costs: list[Cost], seconds: float, residual: float) -> tuple[float, float]:

@@ -48,6 +48,7 @@ class Request:
           ValueError: the cluster has fewer devices than the mesh.
         """
         layout = Layout.from_hparams(self.hparams)
+        cluster = cluster.on_mesh(layout.size)
         if 0 < cluster.max_devices < layout.size:
             raise ValueError(
                 f"mesh {layout.mesh_text} has {layout.size} processors, and {cluster.name} has"
@@ -110,8 +111,7 @@ class Request:
         Only t2tp's own stack computes logits chunk by chunk. With another stack, `loss_chunk` is
         turned off.
         """
-        whole = {"loss_chunk": -1} if cluster.software.attention != "engine" else {}
-        return with_values(self.hparams, whole)
+        return with_values(self.hparams, {} if cluster.software.own else {"loss_chunk": -1})
 
     def program(
         self, hparams: HParams, features: Mapping[str, Feature] | None = None

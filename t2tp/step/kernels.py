@@ -53,3 +53,12 @@ class Kernels:
     def has_kernel(self) -> bool:
         """Whether a dedicated kernel computes attention, and saves no scores."""
         return self.attention not in WITHOUT_KERNEL
+
+
+# t2tp's kernels in a step that XLA compiles.
+XLA = Kernels(attention="cudnn", fuses=True)
+
+
+def own_kernels(devices: int, *, on_cpu: bool) -> Kernels:
+    """Returns t2tp's own kernels. XLA compiles the whole step only on a single GPU."""
+    return Kernels() if on_cpu or devices > 1 else XLA

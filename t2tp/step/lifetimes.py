@@ -17,10 +17,11 @@ from t2tp import upstream
 from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.layout import Layout
 from t2tp.step.kernels import Kernels
+from t2tp.step.memory import Memory
 from t2tp.step.order import Placed, as_soon_as_possible, is_sharding, is_weight
 from t2tp.step.retention import Buffer, Retained
 from t2tp.step.slices import kind_of
-from t2tp.step.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
+from t2tp.step.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE
 
 # Parts of a step whose peak includes saved activations.
 _FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "beginning of the backward pass"
@@ -32,6 +33,9 @@ class Liveness:
     """The lifetimes of a step's buffers.
 
     Attributes:
+      given: the operations in program order.
+      placed: the operations in the order in which a processor executes them.
+      buffers: all buffers; `first_def` and `last_use` are indices of `placed`.
       layer_bytes: total bytes, by purpose, of the buffers whose number grows with the number of
         layers (`Buffer.counts`): activations `kept` for the backward pass, `gathered` weights in
         the activations' dtype, `gradients`, and their `sums` over microbatches.
@@ -45,13 +49,14 @@ class Liveness:
         software: Kernels,
     ) -> None:
         """Computes the lifetimes; the kernels of `software` determine which tensors are saved."""
+        self.given, self.layout, self.software = placed, layout, software
         placed = as_soon_as_possible(placed)
         outputs = list(outputs)
-        self._placed = placed
+        self.placed = placed
         stage = layout.storage.stage
-        self._buffers = software.keeps_buffers and stage < 3
+        self._keeps_buffers = software.keeps_buffers and stage < 3
         # A processor's slice of a reduced gradient stays in the buffer of the whole gradient.
-        self._shards_in_place = self._buffers and stage < 2
+        self._shards_in_place = self._keeps_buffers and stage < 2
         self._retained = Retained(placed, outputs, layout, software)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
         self._of: dict[upstream.Tensor, Buffer] = {}
@@ -71,7 +76,7 @@ class Liveness:
             self._read(tensor, end)
         for tensor, held in self._of.items():
             self._set_purpose(tensor, held)
-        self._held = [*self._of.values(), *self._retained.buffers()]
+        self.buffers = [*self._of.values(), *self._retained.buffers()]
         self.layer_bytes = Counter(
             {name: self._sum(name) for name in ("kept", "gathered", "gradients", "sums")}
         )
@@ -117,7 +122,8 @@ class Liveness:
         return None
 
     def _make(self, tensor: upstream.Tensor, i: int) -> None:
-        self._of[tensor] = Buffer(self._retained.num_bytes(tensor), i, i)
+        size, name = self._retained.num_bytes(tensor), tensor.name.removesuffix(":0")
+        self._of[tensor] = Buffer(size, i, i, name=name, shape=tensor.shape, dtype=tensor.dtype)
 
     def _read(self, tensor: upstream.Tensor, i: int) -> None:
         held = self._of.get(self._root_of(tensor))
@@ -127,7 +133,7 @@ class Liveness:
     def _pass_on(self, i: int, op: upstream.WhileLoopOperation) -> None:
         """Allocates the outputs of a loop, which are sums, at the first operation of the loop."""
         inside = set(op._body_ops)
-        begin = next((n for n, p in enumerate(self._placed) if p.operation in inside), 0)
+        begin = next((n for n, p in enumerate(self.placed) if p.operation in inside), 0)
         for y in op.outputs:
             self._make(y, min(i, begin))
 
@@ -135,10 +141,12 @@ class Liveness:
         return self._root.get(tensor, tensor)
 
     def _sum(self, purpose: str) -> int:
-        return sum(held.num_bytes for held in self._held if held.purpose == purpose and held.counts)
+        return sum(
+            held.num_bytes for held in self.buffers if held.purpose == purpose and held.counts
+        )
 
     def _phase(self, i: int) -> str:
-        return self._placed[i].phase if i < len(self._placed) else UPDATE
+        return self.placed[i].phase if i < len(self.placed) else UPDATE
 
     def _set_purpose(self, tensor: upstream.Tensor, held: Buffer) -> None:
         made, last = self._phase(held.first_def), self._phase(held.last_use)
@@ -154,8 +162,8 @@ class Liveness:
             held.purpose = "kept"
         elif (made == BACKWARD and last == UPDATE) or tensor in self._waiting:
             held.purpose = "gradients"
-        if self._buffers and held.purpose in ("sums", "gathered", "gradients"):
-            held.first_def, held.last_use, held.counts = 0, len(self._placed), True
+        if self._keeps_buffers and held.purpose in ("sums", "gathered", "gradients"):
+            held.first_def, held.last_use, held.counts = 0, len(self.placed), True
 
     def peaks(self) -> list[Memory]:
         """Returns the peak of each part of a step."""
@@ -163,11 +171,11 @@ class Liveness:
         peaks: dict[tuple[str, tuple[str, ...]], Memory] = {}
         born: dict[int, list[Buffer]] = {}
         freed: dict[int, list[Buffer]] = {}
-        for held in self._held:
+        for held in self.buffers:
             born.setdefault(held.first_def, []).append(held)
             freed.setdefault(held.last_use, []).append(held)
-        points = _points(self._placed, self._buffers)
-        for i, each in enumerate(self._placed):
+        points = _points(self.placed, self._keeps_buffers)
+        for i, each in enumerate(self.placed):
             new, old = born.get(i, []), freed.get(i, [])
             gone = [held.num_bytes for held in old if held.first_def != i]
             reused = _in_place(each, [held.num_bytes for held in new], gone)
@@ -198,13 +206,14 @@ def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, 
     gradients = always or ("gradients",)
     layers = [layer_of(each.operation.name) for each in placed]
     in_forward = [x for x, p in zip(layers, placed, strict=True) if x and p.phase == FORWARD]
-    deepest = in_forward[-1] if in_forward else ""
-    passed_deepest = False
+    reached_first = False
     for each, layer in zip(placed, layers, strict=True):
         if each.phase == FORWARD:
             yield _FORWARD_END, kept
         elif each.phase == UPDATE:
             yield "update", gradients
         else:
-            passed_deepest |= layer not in ("", deepest)
-            yield (_BACKWARD_END, gradients) if passed_deepest else (_BACKWARD_BEGIN, kept)
+            # Between the last layer and the first, activations are freed and gradients are made
+            # at constant rates, so the memory is highest at one of these two layers.
+            reached_first |= layer in in_forward[:1]
+            yield (_BACKWARD_END, gradients) if reached_first else (_BACKWARD_BEGIN, kept)

@@ -9,18 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2tp import upstream
+from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.lowering.operation import hooks
-from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.storage import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
-from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Program
 from t2tp.step import fusion
 from t2tp.step.kernels import Kernels
-from t2tp.step.lifetimes import Liveness
+from t2tp.step.lifetimes import WITH_ACTIVATIONS, Liveness
+from t2tp.step.memory import PURPOSES, Memory
 from t2tp.step.order import Placed, program_order
-from t2tp.step.work import BACKWARD, FORWARD, Memory, Traffic, Work
+from t2tp.step.variables import bytes_by_purpose, elements_in_use, largest_layer
+from t2tp.step.work import BACKWARD, FORWARD, Traffic, Work
 
 _FLOAT32 = 4  # Bytes.
 
@@ -55,11 +56,11 @@ class LoweredStep:
     @classmethod
     def from_program(
         cls,
-        program: AbstractProgram,
+        program: Program,
         *,
         software: Kernels = Kernels(),  # noqa: B008  (immutable)
     ) -> LoweredStep:
-        """Lowers the program of a training step.
+        """Lowers the program of a step.
 
         The kernels of `software` determine which tensors are saved, and which element-wise
         operations are fused.
@@ -68,26 +69,23 @@ class LoweredStep:
         graph, outputs = program.graph()
         needed = list(outputs.values())
         placed = program_order(graph.operations, needed, log, repeats_all=software.repeats_all)
-        return cls.from_placed(placed, needed, graph, program.layout, software=software)
+        lifetimes = Liveness(placed, needed, program.layout, software)
+        return cls.from_lifetimes(lifetimes, graph, needed)
 
     @classmethod
-    def from_placed(
+    def from_lifetimes(
         cls,
-        placed: Sequence[Placed],
-        needed: Sequence[upstream.Tensor],
+        lifetimes: Liveness,
         graph: upstream.Graph,
-        layout: Layout,
-        *,
-        software: Kernels,
+        needed: Sequence[upstream.Tensor],
         unused: Sequence[upstream.Variable] = (),
     ) -> LoweredStep:
-        """Counts the operations of a processor, which are placed in program order.
+        """Counts the operations of a processor.
 
         `unused` are trainable variables that this processor does not have.
         """
-        placed = [each for each in placed if each.operation not in unused]
-        liveness = Liveness(placed, needed, layout, software)
-        peaks = liveness.peaks()
+        placed, layout, software = lifetimes.given, lifetimes.layout, lifetimes.software
+        peaks = lifetimes.peaks()
         # The loop over microbatches sums the gradients of all variables. The sums of variables that
         # this processor does not have are subtracted.
         for peak in peaks:
@@ -99,19 +97,37 @@ class LoweredStep:
             layout,
             fusion.works(placed, needed, layout, fuses=software.fuses),
             _sends(placed, layout, software),
-            _variables(graph, layout, unused),
+            bytes_by_purpose(graph, layout, unused),
             Counter(tuple(v.shape.dims) for v in graph.trainable_variables),
             peaks,
-            liveness.layer_bytes,
+            lifetimes.layer_bytes,
             flops,
             hidden,
-            _layer_weights(graph, layout),
+            largest_layer(graph, layout),
         )
 
     @property
     def parameters(self) -> int:
         """Number of trainable parameters of the whole model."""
         return sum(n * math.prod(dim.size for dim in dims) for dims, n in self.shapes.items())
+
+    def memory_by_point(self) -> dict[str, dict[str, float]]:
+        """Returns all bytes by purpose at the peak of each part of the step, in order."""
+        points = {}
+        for peak in self.memory:
+            points[peak.point] = held = dict.fromkeys(PURPOSES, 0.0)
+            for purpose, size in [*self.variables.items(), *peak.by_purpose.items()]:
+                held["gradients" if purpose == "sums" else purpose] += size
+            # The large all-reduces carry gradients. They run after the activations are freed, so
+            # their buffers do not count at a peak with activations. Small gradients share a buffer.
+            # A plan knows the bytes of all gradients, but not which of them share: it lowers few
+            # layers.
+            if peak.point not in WITH_ACTIVATIONS:
+                sums = {t: n for t, n in self.traffic.items() if t.kind == "allreduce"}
+                total = sum(n * t.num_bytes for t, n in sums.items())
+                largest = max((t.num_bytes for t in sums), default=0)
+                held["buffers"] = float(max(largest, min(BUCKET, total)))
+        return points
 
     def extended(self, longer: LoweredStep, shorter: LoweredStep, times: int) -> LoweredStep:
         """Returns the step with more layers: adds the difference of two steps `times` times."""
@@ -143,24 +159,10 @@ class LoweredStep:
         )
 
 
-def elements_in_use(variable: upstream.Variable, layout: Layout) -> int:
-    """Returns the number of a variable's elements that a processor uses."""
-    dims = [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in variable.shape.dims]
-    return math.prod(layout.slice_size(upstream.Shape(dims)))
-
-
 def _gradient_elements(variable: upstream.Variable, layout: Layout) -> int:
     if layout.storage.stage >= 2:
         return math.prod(layout.slice_size(variable.shape))
     return elements_in_use(variable, layout)
-
-
-def _layer_weights(graph: upstream.Graph, layout: Layout) -> int:
-    sizes: Counter[str] = Counter()
-    for variable in graph.trainable_variables:
-        if layer_of(variable.name):
-            sizes[layer_of(variable.name)] += elements_in_use(variable, layout)
-    return max(sizes.values(), default=0)
 
 
 def _sends(placed: Sequence[Placed], layout: Layout, stack: Kernels) -> dict[Traffic, float]:
@@ -175,22 +177,6 @@ def _sends(placed: Sequence[Placed], layout: Layout, stack: Kernels) -> dict[Tra
                 size = c.bytes // c.group_size
                 traffic[dataclasses.replace(made, kind="allgather", num_bytes=size)] += 1
     return traffic
-
-
-def _variables(
-    graph: upstream.Graph, layout: Layout, unused: Sequence[upstream.Variable]
-) -> Counter[str]:
-    held: Counter[str] = Counter()
-    updated = {v.name for v in graph.trainable_variables}
-    without = tuple(f"{variable.name}/" for variable in unused)
-    for variable in graph.all_variables:
-        if f"{variable.name}/".startswith(without):
-            continue
-        is_slot = any(variable.name.startswith(f"{name}/") for name in updated)
-        purpose = "optimizer" if is_slot and not variable.trainable else "weights"
-        # A variable's shape is its shape at rest, as ZeRO shards it.
-        held[purpose] += math.prod(layout.slice_size(variable.shape)) * variable.slice_dtype.size
-    return held
 
 
 def _model_flops(placed: Sequence[Placed]) -> tuple[float, float]:

@@ -13,12 +13,13 @@ from t2tp.mesh.layer_names import GRADIENTS, layer_of
 from t2tp.mesh.storage import axes_at_rest
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.microbatch_sums import MicrobatchSums
+from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.schedule import Action
 from t2tp.step.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
 
-# The pipeline stages with the model's beginning (the embeddings) and its end (the loss).
-FIRST, LAST = "first", "last"
+# The pipeline stages: with the model's beginning (the embeddings), only layers, its end (the loss).
+FIRST, MIDDLE, LAST = "first", "middle", "last"
 
 
 @dataclass(eq=False)
@@ -32,6 +33,7 @@ class Placed:
       part: pipeline entries that execute it; see `Work.part`.
       stage: `first` or `last` if only that pipeline stage executes it.
       passes_on: whether it returns its inputs unchanged.
+      in_loop: whether every iteration of a loop executes it.
     """
 
     operation: upstream.Operation
@@ -42,6 +44,7 @@ class Placed:
     part: str = ""
     stage: str = ""
     passes_on: bool = False
+    in_loop: bool = False
 
     @property
     def is_view(self) -> bool:
@@ -89,6 +92,18 @@ def program_order(
     _set_phases(placed)
     _place(collectives, placed)
     return _with_unneeded(placed, operations) if repeats_all else placed
+
+
+def of_stage(placed: Sequence[Placed], place: str) -> list[Placed]:
+    """Returns the operations that the `first`, a `middle` or the `last` pipeline stage executes."""
+    return [
+        # The first stage computes the layers' input itself and receives no message.
+        replace(each, passes_on=True)
+        if place == FIRST and isinstance(each.operation, EnterStage)
+        else each
+        for each in placed
+        if each.stage in ("", place)
+    ]
 
 
 def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
@@ -148,15 +163,18 @@ def _with_unneeded(
 
 
 def _flat(
-    operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor], times: int
+    operations: Sequence[upstream.Operation],
+    needed: Iterable[upstream.Tensor],
+    times: int,
+    in_loop: bool = False,
 ) -> Iterator[Placed]:
     for op in live_operations(operations, needed):
         if isinstance(op, PipelineLoop):
             yield from _entries(op, times * op.count)
         elif isinstance(op, upstream.WhileLoopOperation) and not getattr(op, "repeats", False):
             count = op.count if isinstance(op, MicrobatchSums) else 1
-            yield from _flat(op._body_ops, op._body_outputs, times * count)
-        yield Placed(op, times)
+            yield from _flat(op._body_ops, op._body_outputs, times * count, True)
+        yield Placed(op, times, in_loop=in_loop)
 
 
 def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
@@ -170,7 +188,7 @@ def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
     ) -> Iterator[Placed]:
         phase = FORWARD if part.startswith(Action.FORWARD.value) else BACKWARD
         for op in operations:
-            yield Placed(op, times, phase, part=part, stage=stage, passes_on=view)
+            yield Placed(op, times, phase, part=part, stage=stage, passes_on=view, in_loop=True)
 
     for chunk, piece in enumerate(pieces):
         part = f"{Action.FORWARD.value}{chunk}"

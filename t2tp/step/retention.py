@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from t2tp import upstream
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
@@ -35,6 +37,8 @@ class Buffer:
       last_use: index of the last operation that reads it.
       purpose: one of `PURPOSES`; or `sums`, for sums over microbatches.
       counts: whether the buffer belongs to a layer. A model with more layers has more of these.
+      name, shape, dtype: the tensor in it; empty if the program has no such tensor.
+      is_workspace: whether it exists only inside an operation.
     """
 
     num_bytes: int
@@ -42,6 +46,10 @@ class Buffer:
     last_use: int
     purpose: str = "temporary"
     counts: bool = True
+    name: str = ""
+    shape: upstream.Shape | None = None
+    dtype: tf.DType | None = None
+    is_workspace: bool = False
 
 
 class Retained:
@@ -102,7 +110,8 @@ class Retained:
             op = each.operation
             for shape, dtype in hooks(op).temporaries(self._layout):
                 size = dtype.size * math.prod(self._layout.slice_size(shape))
-                yield Buffer(size, i, i)
+                name = f"{op.name} (temporary)"
+                yield Buffer(size, i, i, name=name, shape=shape, dtype=dtype, is_workspace=True)
             if each.phase == BACKWARD and not each.is_recomputed:
                 for x in op.inputs:
                     if x in self._gathered:

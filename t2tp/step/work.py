@@ -5,7 +5,7 @@
 `t2tp.lowering.operation.Hooks`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # Kinds that are bound by FLOPs.
 PRODUCT, CONVOLUTION = "product", "convolution"
@@ -87,37 +87,3 @@ class Traffic:
     of_state: bool
     is_recomputed: bool = False
     part: str = ""
-
-
-# Purposes of memory, in the order in which they are shown.
-PURPOSES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "kept": "saved activations",
-    "temporary": "peak of temporaries",
-    "gathered": "weights in use",
-    "buffers": "communication buffers",
-    "features": "features",
-    "reserved": "driver and libraries",
-}
-
-
-@dataclass
-class Memory:
-    """Bytes of one processor by purpose, at one point of a step.
-
-    Attributes:
-      point: the part of the step, such as `end of the forward pass`.
-      layers: the purposes (keys of `Liveness.layer_bytes`) whose bytes are larger at this point if
-        the model has more layers.
-    """
-
-    point: str
-    layers: tuple[str, ...]
-    by_purpose: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        """All bytes."""
-        return sum(self.by_purpose.values())

@@ -91,7 +91,8 @@ _405B = {"d_model": 16384, "d_ff": 53248, "num_heads": 128, "num_kv_heads": 16}
 
 def allocated(plan: Plan) -> float:
     """Returns the GiB that a device allocates, without the driver and the libraries."""
-    return (plan.memory_total - plan.memory["reserved"]) / 2**30
+    uncounted = plan.memory["reserved"] + plan.memory["fragmentation"]
+    return (plan.memory_total - uncounted) / 2**30
 
 
 def llama_plan(

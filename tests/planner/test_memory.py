@@ -149,4 +149,4 @@ def test_llama_8b_with_32k_tokens_a_device_needs_what_was_published(name):
     assert (plan.fits == "yes") == (cluster.usable_memory(8) > 90e9)
     for stack in cluster.stacks:
         other = llama.plan(cluster.with_stack(stack))
-        assert other.memory_total + other.fragmentation <= plan.memory_total + plan.fragmentation
+        assert other.memory_total <= plan.memory_total

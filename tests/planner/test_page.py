@@ -8,11 +8,11 @@ from html import unescape
 import pytest
 
 from t2tp.planner import ClusterFile
-from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
-from t2tp.planner.page import page
+from t2tp.planner.report import plan_report, search_report
 from t2tp.planner.search import Search, pareto
-from t2tp.planner.text import duration, size
-from t2tp.step.work import PURPOSES
+from t2tp.report.charts import Bar, Dot, scatter, stacked_bars
+from t2tp.report.units import duration, size
+from t2tp.step.memory import PURPOSES
 from t2tp.trainer.planning import request
 from tests.layout_report.reader import Reader
 from tests.layout_report.test_browser import CHROMIUM, chromium
@@ -31,14 +31,14 @@ def found(cluster):
 
 
 def test_a_page_refers_to_nothing_outside_of_it(found, cluster):
-    text = page(found[0].plan, found)
+    text = search_report(found).html()
     assert not re.search(r"https?://|<script|<link|@import|url\(", text)
     assert {"svg", "title", "circle", "i"} <= {tag for tag, _ in Reader(text).elements}
 
 
 def test_it_says_what_the_plan_says(found):
     plan = found[0].plan
-    text = page(plan)
+    text = plan_report(plan).html()
     for expected in (plan.cluster, duration(plan.seconds), size(plan.memory_total)):
         assert expected in text
     assert size(1020 * 2**20) == "1,020 MiB" and duration(0.9999) == "1,000 ms"
@@ -49,7 +49,7 @@ def test_it_says_what_the_plan_says(found):
 
 def test_each_proposal_is_a_point_and_a_row_with_its_flags(found):
     found = [dataclasses.replace(each, flags=f"--a='{i}'") for i, each in enumerate(found)]
-    text = page(found[0].plan, found)
+    text = search_report(found).html()
     circles = [attributes["class"] for tag, attributes in Reader(text).elements if tag == "circle"]
     assert circles.count("chosen") == len(pareto(found))
     assert len(circles) == len(found)
@@ -82,7 +82,7 @@ def test_axes_use_the_space(low, high):
 def test_no_text_of_a_page_is_cut_or_covers_another(found, cluster, tmp_path, width):
     """Tests the width of a window and the width of a printed page."""
     path = tmp_path / "plan.html"
-    path.write_text(page(found[0].plan, found).replace("</body>", f"{MEASURE}</body>"))
+    path.write_text(search_report(found).html().replace("</body>", f"{MEASURE}</body>"))
     dom = chromium(tmp_path, path, "--dump-dom", f"--window-size={width},800")
     said = json.loads(unescape(re.search("<title>(.*?)</title>", dom)[1]))
     assert said == {"cut": [], "covered": [], "width": width}

@@ -9,11 +9,10 @@ from t2tp.mesh.layout import LayoutError
 from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import make_schedule
 from t2tp.planner import ClusterFile
-from t2tp.planner.page import page
-from t2tp.planner.stages.steps import MIDDLE
+from t2tp.planner.report import plan_report
 from t2tp.planner.stages.timing import Table
-from t2tp.planner.text import plan_text, size
-from t2tp.step.order import FIRST, LAST
+from t2tp.report.units import size
+from t2tp.step.order import FIRST, LAST, MIDDLE
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 from tests.models.small_transformers import FAMILIES
@@ -88,11 +87,11 @@ def test_collectives_and_variables_are_those_of_the_program(case):
         assert planned[key][1] == num_bytes, key
         # Small reduce-scatters share buckets across layers, and only a few layers are lowered.
         assert planned[key][0] == count or key[0] == "reducescatter", key
-    said = {line.what: line.on_device for line in t2tp.explain(program).data.memory()}
+    said = t2tp.explain(program).data.memory
     for stage in range(staged.table.stages):
         variables = staged.of_stage(stage).variables
-        assert variables["weights"] == said["variables"]
-        assert variables["optimizer"] == said["optimizer slots"]
+        assert variables["weights"] == said["weights"]
+        assert variables["optimizer"] == said["optimizer"]
     sent = made.plan(engine_stack()).costs
     permuted = [c for c in sent if c.kind.startswith("permute")]
     # The first and the last stage send in one direction only, unless they have chunks.
@@ -205,9 +204,9 @@ def test_layers_are_dealt_out_as_the_layout_says():
 
 def test_a_plan_says_what_its_stages_do():
     plan = wanted(num_hidden_layers=4, **CASES["1f1b"]).plan(engine_stack())
-    assert "4 stages of 1 layer, 1f1b, 4 microbatches" in plan_text(plan)
-    assert f"pipeline bubble {plan.bubble:.0%}" in plan_text(plan)
-    drawn = page(plan)
+    assert "4 stages of 1 layer, 1f1b, 4 microbatches" in str(plan_report(plan))
+    assert f"pipeline bubble {plan.bubble:.0%}" in str(plan_report(plan))
+    drawn = plan_report(plan).html()
     for stage, each in enumerate(plan.pipeline.by_stage):
         assert f"stage {stage}: 1 layer, {size(each.memory)}" in drawn
     assert len(plan.to_dict()["pipeline"]["by_stage"]) == 4

@@ -19,7 +19,7 @@ from t2tp.trainer.processes.children import start
 
 # Bytes of memory that TensorFlow uses before a program begins.
 RESERVED = 500e6
-STACK = "tensorflow"
+STACK = "t2tp"
 # A worker prints a line with this prefix after each measured point.
 POINT = "point "
 # Fraction of the cores that other programs may use without disturbing a measurement.
@@ -134,7 +134,13 @@ def cluster_table(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
         links.append({**link, "latency": latency, "of_process": of_process})
     spreads = [p[2] for c in found["curves"] for p in c["points"]]
     spread = max(_LEAST_SPREAD, statistics.median(spreads))
-    stack = {"fuses": False, "attention": "engine", "spread": spread, "spread_links": spread}
+    stack = {
+        "own": True,
+        "fuses": False,
+        "attention": "engine",
+        "spread": spread,
+        "spread_links": spread,
+    }
     return {
         "name": "this machine",
         "host_devices": 4 * cores(),

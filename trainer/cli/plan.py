@@ -13,17 +13,16 @@ from absl import logging
 from tqdm import tqdm
 
 from t2tp import problems, registry
-from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.planner.advice import tried
 from t2tp.planner.candidates import CHOSEN, RESET
-from t2tp.planner.page import page
-from t2tp.planner.search import Proposal, Search, days_of, pareto, price_of
-from t2tp.planner.text import advice_text, plan_text, search_text, training_text
+from t2tp.planner.report import advice_section, plan_report, search_report, training_text
+from t2tp.planner.search import Search, days_of, pareto, price_of
 from t2tp.problems.problem import Problem
+from t2tp.report.parts import Report
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli.config_file import AUTO
 from t2tp.trainer.cli.run_program import Invocation
@@ -69,15 +68,15 @@ def _plan(
     flags: absl_flags.FlagValues, planned: Request, cluster: ClusterFile, train_tokens: float
 ) -> None:
     plan = planned.plan(cluster)
-    _draw(flags, plan, ())
     changes = tried(planned, cluster, plan) if flags.advise else []
+    report = plan_report(plan, advice_section(planned.hparams, plan, changes))
+    _draw(flags, report)
     if flags.json:
         advice = [{"hparams": values, **_entry(each, 0.0)} for values, each in changes]
         advised = {"advice": advice} if flags.advise else {}
         print(json.dumps(_entry(plan, train_tokens) | advised, indent=2))
         return
-    print(plan_text(plan))
-    print(f"\n{advice_text(planned.hparams, plan, changes)}")
+    print(report)
     if train_tokens:
         print(f"\n{flags.train_tokens} tokens take {training_text(plan, train_tokens)}.")
 
@@ -107,9 +106,10 @@ def _search(
     )
     days = flags.days
     proposals = search.fewest_devices(train_tokens, days) if days else search.run()
-    _draw(flags, proposals[0].plan, proposals)
+    report = search_report(proposals, train_tokens)
+    _draw(flags, report)
     if not flags.json:
-        print(search_text(proposals, train_tokens))
+        print(report)
         return
     front = pareto(proposals)
     entries = [
@@ -170,11 +170,11 @@ def _without_effect(
             yield f"{name}=auto", "use --search --devices=N"
 
 
-def _draw(flags: absl_flags.FlagValues, plan: Plan, proposals: Sequence[Proposal]) -> None:
-    """Draws the plan in the file of --html, if that flag is given."""
+def _draw(flags: absl_flags.FlagValues, report: Report) -> None:
+    """Writes the page in the file of --html, if that flag is given."""
     if flags.html:
         with as_usage_error(OSError):
-            write_text(flags.html, page(plan, proposals))
+            report.save(flags.html)
 
 
 def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:

@@ -19,13 +19,14 @@ from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.depth import depths, period
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
-from t2tp.planner.stages.steps import MIDDLE, StageLowering
+from t2tp.planner.stages.steps import StageLowering
 from t2tp.planner.stages.timing import Table, Timing
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 from t2tp.step.lowered import LoweredStep
-from t2tp.step.order import FIRST, LAST
-from t2tp.step.work import BACKWARD, FORWARD, SEND, UPDATE, Memory, Traffic, Work
+from t2tp.step.memory import Memory
+from t2tp.step.order import FIRST, LAST, MIDDLE
+from t2tp.step.work import BACKWARD, FORWARD, SEND, UPDATE, Traffic, Work
 
 BuildProgram = Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram]
 
@@ -283,7 +284,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
         memory=worst.memory,
         memory_point=f"{worst.memory_point}, stage {fullest}",
         memory_by_point=worst.memory_by_point,
-        fragmentation=worst.fragmentation,
+        warnings=worst.warnings,
         bubble=max(0.0, 1 - chosen.seconds / total),
         pipeline=pipeline,
     )

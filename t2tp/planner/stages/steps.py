@@ -16,28 +16,20 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.hparam import HParams
-from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import LAYERS
-from t2tp.pipeline.boundary import EnterStage
-from t2tp.pipeline.loop import PipelineLoop
-from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import lowered_schedule
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.depth import depths, lower_by_layers, with_values
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
+from t2tp.step.lifetimes import Liveness
 from t2tp.step.lowered import LoweredStep
-from t2tp.step.order import FIRST, LAST, Placed, program_order
-from t2tp.step.slices import slice_bytes
-from t2tp.step.work import UPDATE, Memory, Traffic
-
-MIDDLE = "middle"
-# Kind of stage -> the parts of the model that it has besides layers: the model's beginning or end.
-# A middle stage has only layers. So if each stage has all layers, first + last - middle is the
-# whole step: the beginning, the layers once, and the end.
-_HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
+from t2tp.step.memory import Memory
+from t2tp.step.order import FIRST, LAST, MIDDLE, of_stage, program_order
+from t2tp.step.pipeline import ChunkBytes, pipeline_loop
+from t2tp.step.work import UPDATE, Traffic
 
 # Stages and microbatches of the lowered program.
 _STAGES, _MICROBATCHES = 2, 2
@@ -70,7 +62,8 @@ class StageSteps:
         layout = program.layout
         log = program.collective_log()
         graph, outputs = program.graph()
-        (loop,) = (op for op in all_operations(graph.operations) if isinstance(op, PipelineLoop))
+        loop = pipeline_loop(graph.operations)
+        assert loop is not None, "the program has stages"
         # The loop reduces one idle share per stage. In the real pipeline, which has more stages,
         # this reduction has `more` bytes in addition.
         shares = loop.idle_share.name
@@ -82,35 +75,26 @@ class StageSteps:
         needed = list(outputs.values())
         placed = program_order(graph.operations, needed, log, repeats_all=software.repeats_all)
         by_place = {}
-        for place, have in _HAVE.items():
-            own = _of(placed, have)
-            read = {
-                x.operation for each in own if each.phase != UPDATE for x in each.operation.inputs
-            }
-            unused = [v for v in graph.trainable_variables if v not in read]
-            by_place[place] = LoweredStep.from_placed(
-                own,
-                needed,
-                graph,
-                layout,
-                software=software,
-                unused=unused if software.weights_where_used else (),
-            )
+        # If each stage has all layers, first + last - middle is the whole step: the beginning, the
+        # layers once, and the end.
+        for place in (FIRST, MIDDLE, LAST):
+            own = of_stage(placed, place)
+            unused = []
+            if software.weights_where_used:
+                reads = (each.operation.inputs for each in own if each.phase != UPDATE)
+                read = {x.operation for inputs in reads for x in inputs}
+                unused = [v for v in graph.trainable_variables if v not in read]
+            own = [each for each in own if each.operation not in unused]
+            lifetimes = Liveness(own, needed, layout, software)
+            by_place[place] = LoweredStep.from_lifetimes(lifetimes, graph, needed, unused)
         last = Action.WEIGHTS if loop.schedule.splits_backward else Action.BACKWARD
         for step in by_place.values():
             step.traffic = _in_entries(step.traffic, f"{last.value}0")
-        numbers = range(len(loop.partition.enters))
-        pieces = [loop.partition.pieces(c, max(loop.partition.exits[c])) for c in numbers]
-        sizes = [_bytes(each.saved_activations, layout) for each in pieces]
-        crossing = [loop.partition.exit_of(c).outputs for c in numbers]
+        sizes = ChunkBytes.of_loop(loop, layout)
         # The kernels of another software stack may save fewer activations than t2tp's own kernels.
-        share = by_place[MIDDLE].layer_bytes["kept"] / max(1, sum(sizes))
-        return cls(
-            by_place,
-            tuple(size * share for size in sizes),
-            tuple(_bytes(outputs, layout) for outputs in crossing),
-            tuple(MessageKind.of_tensors(outputs, layout).num_bytes for outputs in crossing),
-        )
+        share = by_place[MIDDLE].layer_bytes["kept"] / max(1, sum(sizes.kept))
+        kept = tuple(size * share for size in sizes.kept)
+        return cls(by_place, kept, sizes.results, sizes.messages)
 
     def extended(self, longer: StageSteps, shorter: StageSteps, times: int) -> StageSteps:
         """Returns the steps with more layers: adds the difference of two steps, `times` times."""
@@ -123,18 +107,6 @@ class StageSteps:
         return dataclasses.replace(self, by_place=by_place, kept=more)
 
 
-def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
-    """Returns the operations of a stage with the given parts of the model."""
-    return [
-        # The first stage computes the layers' input itself and receives no message.
-        dataclasses.replace(each, passes_on=True)
-        if FIRST in have and isinstance(each.operation, EnterStage)
-        else each
-        for each in placed
-        if not each.stage or each.stage in have
-    ]
-
-
 def _in_entries(traffic: Mapping[Traffic, float], part: str) -> dict[Traffic, float]:
     """Assigns the reductions of each iteration of the loop to `part`, an entry of the schedule."""
     return {
@@ -143,10 +115,6 @@ def _in_entries(traffic: Mapping[Traffic, float], part: str) -> dict[Traffic, fl
         else t: n
         for t, n in traffic.items()
     }
-
-
-def _bytes(tensors: Sequence[upstream.Tensor], layout: Layout) -> int:
-    return sum(slice_bytes(x, layout) for x in tensors)
 
 
 class StageLowering:

@@ -1,0 +1,143 @@
+"""The sections of a layout report: one line or card per group of layers' tensors."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import tensorflow as tf
+
+from t2tp.layout_report import wording
+from t2tp.layout_report.pipeline import LETTERS, chart
+from t2tp.layout_report.report import (
+    Activation,
+    CollectiveLine,
+    ReportData,
+    SlicedTensor,
+    VariableLine,
+)
+from t2tp.layout_report.svg import render_svg
+from t2tp.mesh.collective_log import summarize
+from t2tp.mesh.layer_names import LayerGroup, group_layers, without_layer_indices
+from t2tp.mesh.layout import Layout
+from t2tp.report.parts import WARNING, Card, Cards, Facts, Note, Part, Report, Rows, Section, Table
+from t2tp.report.units import size
+from t2tp.step.attribution import CollectiveUse
+from t2tp.step.memory import PURPOSES
+
+# Number of groups of activations to show.
+LARGEST = 20
+# Max number of columns of a pipeline's chart.
+_COLUMNS = 2000
+
+_Line = TypeVar("_Line", bound=VariableLine | Activation)
+
+
+def report(data: ReportData) -> Report:
+    """Returns the report."""
+    sections = [Section("mesh", "The mesh", [*_mesh(data)])]
+    if data.pipeline is not None:
+        rows = Rows([*chart(data.pipeline.schedule, _COLUMNS)])
+        parts: list[Part] = [Facts([*data.pipeline.facts()]), rows, Note(LETTERS)]
+        sections.append(Section("pipeline", "The pipeline", parts))
+    sections.append(Section("memory", "Memory of a device at the peak", [*_memory(data)]))
+    computed = _activations(data)
+    cards = {
+        ("variables", "Variables (dimension=size/axis: split over that mesh axis)"): _variables(
+            data
+        ),
+        ("features", "Features"): _cards([a for a in data.activations if a.is_fed], lambda _: []),
+        (
+            "activations",
+            f"Largest activations ({min(LARGEST, len(computed))} of {len(computed)} kinds)",
+        ): computed[:LARGEST],
+    }
+    sections += [Section(*names, [Cards(shown)]) for names, shown in cards.items() if shown]
+    sections.append(Section("collectives", "Collectives of a step", [*_collectives(data)]))
+    return Report(str(data.layout), sections)
+
+
+def _mesh(data: ReportData) -> Iterator[Part]:
+    layout, splits = data.layout, data.splits()
+    axes = [
+        f"mesh axis {axis.name} of size {axis.size} {wording.splitting(splits[axis.name])}"
+        for axis in layout.mesh_shape.dims
+    ]
+    facts = [*axes, *wording.storage(data), *wording.idle_rules(layout)]
+    facts += [f"{WARNING}{warning}" for warning in data.warnings]
+    yield Cards([Card("", wording.processors(data), facts, render_svg(_mesh_as_tensor(layout)))])
+
+
+def _mesh_as_tensor(layout: Layout) -> SlicedTensor:
+    """Returns a tensor with one element per processor, as a drawing of the mesh."""
+    rules = ";".join(f"{axis.name}:{axis.name}" for axis in layout.mesh_shape.dims)
+    return SlicedTensor("mesh", layout.mesh_shape, tf.int32, Layout(layout.mesh_shape, rules))
+
+
+def _memory(data: ReportData) -> Iterator[Part]:
+    held = {PURPOSES[purpose]: n for purpose, n in data.memory.items() if n}
+    rows = [(what, size(num_bytes)) for what, num_bytes in held.items()]
+    yield Table(("what", "#per device"), rows, [*held.values()])
+    yield Facts([wording.fitting(data)])
+    yield Note(wording.ESTIMATE)
+
+
+def _variables(data: ReportData) -> list[Card]:
+    def facts(line: VariableLine) -> list[str]:
+        uses = wording.collectives_of_variable(data, line.tensor.name)
+        return [wording.precision(line), wording.slots(line), *uses]
+
+    return _cards(data.variables, facts)
+
+
+def _activations(data: ReportData) -> list[Card]:
+    """Returns the computed activations, largest slice first."""
+
+    def facts(activation: Activation) -> list[str]:
+        uses = wording.collectives_of_tensor(data, activation.tensor.name)
+        return [wording.facts(activation), *uses]
+
+    computed = (a for a in data.activations if not a.is_fed)
+    return _cards(sorted(computed, key=lambda a: -a.tensor.slice_bytes), facts)
+
+
+def _cards(lines: Iterable[_Line], facts: Callable[[_Line], list[str]]) -> list[Card]:
+    """Returns a card for each group of tensors with equal facts."""
+    groups: list[LayerGroup[_Line]] = group_layers(
+        lines,
+        lambda line: line.tensor.name,
+        lambda line: (line.tensor.describe(), line.tensor.dtype, *facts(line)),
+    )
+    return [
+        Card(
+            group.name + group.times,
+            group.first.tensor.describe(),
+            [wording.slice_of(group.first.tensor), *filter(None, facts(group.first))],
+            render_svg(group.first.tensor),
+        )
+        for group in groups
+    ]
+
+
+def _collectives(data: ReportData) -> Iterator[Part]:
+    if not data.collectives:
+        yield Facts(["none: no processor needs data of another"])
+        return
+
+    def key(collective: CollectiveLine) -> tuple:
+        uses = tuple(map(_without_layer, collective.uses))
+        return collective.bytes, collective.phase, collective.in_loop, collective.times, uses
+
+    rows = []
+    for (kind, axes), (count, num_bytes) in summarize(data.collectives).items():
+        rows.append((f"{kind} over {' and '.join(axes)}", str(count), size(num_bytes), "in all"))
+        lines = [c for c in data.collectives if (c.kind, c.axes) == (kind, axes)]
+        for group in group_layers(lines, lambda c: c.uses[0].tensor, key):
+            members = str(len(group.members))
+            rows.append(("", members, size(group.first.bytes), wording.purpose(group)))
+    yield Table(("collective", "#times", "#input bytes", "purpose"), rows)
+    yield Note(wording.PUT_IN)
+
+
+def _without_layer(use: CollectiveUse) -> tuple:
+    """Returns a key without layer indices."""
+    of = without_layer_indices(use.gradient_of or "")
+    return (without_layer_indices(use.tensor), use.bytes, use.over, of)
