@@ -44,6 +44,7 @@ PACKAGES = {
     "layout_report": ("around a program", "cost of a layout"),
     "layout_check": ("around a program", "a layout compared with one device"),
     "planner": ("around a program", "cost of a step on a cluster"),
+    "report": ("around a program", "sections as text and as a page"),
     "step": ("around a program", "order, work and memory of a step"),
     "models": ("models", "registered models: loss, prefill, decode step"),
     "layers": ("models", "attention, feed-forward, experts"),

@@ -50,17 +50,17 @@ def test_fused_attention_keeps_neither_scores_nor_masks():
     Of the 34 bytes per element without scores (arXiv:2205.05198), two are for masks that are not
     kept either.
     """
-    kept = kept_by_a_layer("h100", recompute="none", layer_prepostprocess_dropout=0.1)
+    kept = kept_by_a_layer("h100 fsdp", recompute="none", layer_prepostprocess_dropout=0.1)
     sums = 4 * ROWS * HEADS * LENGTH
     assert kept - sums == pytest.approx(32 * TOKENS, rel=0.002)
 
 
 def test_kernels_that_fuse_nothing_keep_what_the_program_says():
-    stack = ClusterFile.load("h100").software
+    stack = ClusterFile.load("h100", "fsdp").software
     assert stack.fuses
     kept = [
         kept_by_a_layer(cluster, recompute="none", d_ff=d_ff)
-        for cluster in ("h100", "cpu")
+        for cluster in ("h100 fsdp", "cpu")
         for d_ff in (WIDTH, 2 * WIDTH)
     ]
     # On `h100`, GELU is one kernel, which saves its input and its output. On `cpu`, it is six
@@ -86,7 +86,7 @@ def test_a_gradient_is_sharded_as_it_comes():
         max(
             peak.by_purpose.get("gradients", 0)
             for peak in lowered(
-                "h100", mesh_shape="data:4", layout="batch:data", zero_stage=stage
+                "h100 fsdp", mesh_shape="data:4", layout="batch:data", zero_stage=stage
             ).memory
         )
         for stage in (2, 0)
@@ -104,7 +104,7 @@ def test_gradients_of_a_stage_wait_unsharded():
         zero_stage=2,
         mesh_shape="stage:2;data:4",
         layout="layers:stage;batch:data",
-    ).staged(ClusterFile.load("h100"))
+    ).staged(ClusterFile.load("h100", "fsdp"))
     step = staged.of_stage(0)
     last = next(peak for peak in step.memory if peak.point == "end of the backward pass")
     # The gradients of two layers, unsharded, and their sums, sharded over 4 devices.
@@ -114,7 +114,7 @@ def test_gradients_of_a_stage_wait_unsharded():
 
 
 def test_an_update_scales_gradients_in_place():
-    step = lowered("h100", microbatches=2)
+    step = lowered("h100 fsdp", microbatches=2)
     update = next(peak for peak in step.memory if peak.point == "update")
     assert update.total < 1.3 * 4 * step.parameters
 
@@ -122,7 +122,7 @@ def test_an_update_scales_gradients_in_place():
 def test_the_loss_holds_float32_copies_of_the_logits():
     """Compares one copy, which replaces the 16-bit logits, with three additional copies."""
     vocab_size = 51200
-    cluster = ClusterFile.load("h100")
+    cluster = ClusterFile.load("h100", "fsdp")
     peaks = []
     for copies in (1, 3):
         stack = dataclasses.replace(cluster.software, float32_logits=copies)
@@ -138,12 +138,12 @@ def test_the_loss_holds_float32_copies_of_the_logits():
 def test_llama_8b_with_32k_tokens_a_device_needs_what_was_published(name):
     """A published run held 83.9 GiB, most of it for float32 copies of its logits.
 
-    The stack that a cluster file selects makes these copies, and no other stack needs more memory.
+    The stack `fsdp` makes these copies, and no other stack needs more memory.
     """
     hparams = registry.hparams("llama_8b")
     hparams.parse("batch_size=32,batch_size_unit=sequences_per_batch,microbatches=1,zero_stage=3")
     hparams.parse("mesh_shape=data:8,layout=batch:data")
-    llama, cluster = request("transformer_lm", hparams, 128_256), ClusterFile.load(name)
+    llama, cluster = request("transformer_lm", hparams, 128_256), ClusterFile.load(name, "fsdp")
     plan = llama.plan(cluster)
     assert plan.memory_total / 2**30 == pytest.approx(83.9, rel=0.02)
     assert (plan.fits == "yes") == (cluster.usable_memory(8) > 90e9)

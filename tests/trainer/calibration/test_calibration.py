@@ -207,7 +207,7 @@ def test_this_machine_is_measured_first(tmp_path, monkeypatch):
 def test_points_of_a_file_are_checked(points, monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 2)
     text = toml_text(machine.cluster_table(FOUND))
-    text += f'\n[[stacks.tensorflow.curves]]\nkind = "copy"\ndevices = 1\npoints = {points}\n'
+    text += f'\n[[stacks.t2tp.curves]]\nkind = "copy"\ndevices = 1\npoints = {points}\n'
     with pytest.raises(ClusterFileError, match=r"points.*(size|number)"):
         ClusterFile.from_toml(text, "wrong")
 

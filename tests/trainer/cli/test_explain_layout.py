@@ -11,10 +11,10 @@ def test_it_prints_draws_and_leaves(trainer, tmp_path, capfd):
     for expected in (
         "mesh data:2;model:2, layout batch:data;heads:model;d_ff:model;vocab:model",
         "layer_00/feed_forward/input  [d_model=16, d_ff=32/model]",
-        "slice [16, 16] float32, 1.0 KiB per device, 2 copies of each",
-        "adam_m, adam_v: float32, 2.0 KiB per device",
+        "slice [16, 16] float32, 1 KiB per device, 2 copies of each",
+        "adam_m, adam_v: float32, 2 KiB per device",
         "Collectives of a step",
-        "allreduce over model: ",
+        "allreduce over model  ",
     ):
         assert expected in said.out
     assert str(tmp_path / "run/layout.html") in said.err
