@@ -13,6 +13,7 @@ from t2tp.problems import (  # noqa: F401  (they register themselves)
     catalog,
     image_digits,
     instructions,
+    preferences,
     python_stdlib,
     record_problems,
     text_files,

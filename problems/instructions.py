@@ -23,6 +23,7 @@ import numpy as np
 
 from t2tp import registry
 from t2tp.hparam import HParams
+from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, TokenField, token_fields, token_specs
 from t2tp.problems.data.row_layout import Texts, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
@@ -52,12 +53,12 @@ _WEIGHTS = "targets_weights"
 _ARRANGEMENTS = ("packed", "padded")
 
 # The role whose messages are learned.
-_LEARNED_ROLE = "assistant"
+LEARNED_ROLE = "assistant"
 
 # Roles in conversations of ShareGPT's shape.
 _SHAREGPT_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant"), _LEARNED_ROLE),
+    **dict.fromkeys(("gpt", "assistant"), LEARNED_ROLE),
     "system": "system",
 }
 
@@ -117,7 +118,7 @@ class Instructions(RecordProblem, TextProblem):
         if self._template is not None:
             # Hashes a formatted conversation, because several files may contain the template.
             text = self._template.render(
-                [{"role": "user", "content": "a"}, {"role": _LEARNED_ROLE, "content": "b"}]
+                [{"role": "user", "content": "a"}, {"role": LEARNED_ROLE, "content": "b"}]
             )
             dependencies["chat_template"] = hashlib.sha256(text.encode()).hexdigest()
         return dependencies
@@ -152,7 +153,7 @@ class Instructions(RecordProblem, TextProblem):
                 text, spans = self._conversation(messages_of(record[options.messages]))
             elif options.prompt in record and options.completion in record:
                 prompt, completion = (
-                    _text(record, name) for name in (options.prompt, options.completion)
+                    text_in(record, name) for name in (options.prompt, options.completion)
                 )
                 text, spans = prompt + completion, [(len(prompt), len(prompt + completion))]
             else:
@@ -164,7 +165,7 @@ class Instructions(RecordProblem, TextProblem):
             if not any(begin < end for begin, end in spans):
                 raise ValueError(
                     "there is nothing to learn: no completion, and no message of the"
-                    f" role {_LEARNED_ROLE!r} with content"
+                    f" role {LEARNED_ROLE!r} with content"
                 )
         except ValueError as error:
             raise BadSampleError(f"{location}: {error}") from error
@@ -175,22 +176,15 @@ class Instructions(RecordProblem, TextProblem):
         options = self.options
         if options.messages in record or options.prompt in record:
             return record
-        if isinstance(turns := record.get("conversations"), list):
-            messages = []
-            for turn in turns:
-                if not isinstance(turn, dict) or turn.get("from") not in _SHAREGPT_ROLES:
-                    known = ", ".join(_SHAREGPT_ROLES)
-                    raise ValueError(f"'conversations' has {turn!r}: 'from' must be one of {known}")
-                role = _SHAREGPT_ROLES[turn["from"]]
-                messages.append({"role": role, "content": _text(turn, "value")})
-            return {options.messages: messages}
+        if "conversations" in record:
+            return {options.messages: sharegpt_messages(record["conversations"])}
         if "instruction" not in record or "output" not in record:
             return record
-        parts = [_text(record, name) for name in ("instruction", "input") if record.get(name)]
-        prompt, reply = "\n\n".join(parts), _text(record, "output")
+        parts = [text_in(record, name) for name in ("instruction", "input") if record.get(name)]
+        prompt, reply = "\n\n".join(parts), text_in(record, "output")
         if self._template is None:
             return {options.prompt: f"{prompt}\n\n", options.completion: reply}
-        said = {"user": prompt, _LEARNED_ROLE: reply}
+        said = {"user": prompt, LEARNED_ROLE: reply}
         return {options.messages: [{"role": r, "content": text} for r, text in said.items()]}
 
     def _conversation(self, messages: Messages) -> tuple[str, list[Span]]:
@@ -202,10 +196,10 @@ class Instructions(RecordProblem, TextProblem):
                 f" {TEMPLATE_FILE} there, or write prompts and completions"
             )
         for each in messages:
-            _text(each, "content")
+            text_in(each, "content")
         whole, spans, reply_end = self._template.render(messages), list[Span](), 0
         for number, each in enumerate(messages):
-            if each["role"] != _LEARNED_ROLE:
+            if each["role"] != LEARNED_ROLE:
                 continue
             before = self._template.render(messages[:number], add_generation_prompt=True)
             after = self._template.render(messages[: number + 1])
@@ -294,11 +288,18 @@ class Instructions(RecordProblem, TextProblem):
         stored = self.stored(data_dir, split)
         title, indexes = f"{split} of {self.name}", self.index_directory(data_dir)
         plan = arrange(Texts({"targets": stored["targets"]}, split, title, indexes), length)
-        fields: dict[str, Field] = {
+        packed = arrange is pack
+        return FieldSource(len(plan), self._fields(stored, plan, length, split, packed))
+
+    def _fields(
+        self, stored: Mapping[str, Column], plan: RowPlan, length: int, split: str, packed: bool
+    ) -> dict[str, Field]:
+        """Returns the fields of a split's rows."""
+        del split, packed
+        return {
             **token_fields("targets", stored["targets"], plan, length),
             _WEIGHTS: TokenField(stored[_WEIGHTS], plan, length),
         }
-        return FieldSource(len(plan), fields)
 
 
 def _first_token(directory: Path) -> int | None:
@@ -308,13 +309,32 @@ def _first_token(directory: Path) -> int | None:
     return ChatTemplate.from_directory(directory).first_token(load_vocabulary(directory).encode)
 
 
+def sharegpt_messages(turns: Any) -> list[dict[str, str]]:
+    """Converts ShareGPT's turns, objects with `from` and `value`, to messages.
+
+    Raises:
+      ValueError: the value is no list of turns, or a turn is of an unknown role.
+    """
+    if not isinstance(turns, list):
+        raise ValueError(f"'conversations' must be a list of turns, not {turns!r}")
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, dict) or turn.get("from") not in _SHAREGPT_ROLES:
+            known = ", ".join(_SHAREGPT_ROLES)
+            raise ValueError(f"'conversations' has {turn!r}: 'from' must be one of {known}")
+        role = _SHAREGPT_ROLES[turn["from"]]
+        messages.append({"role": role, "content": text_in(turn, "value")})
+    return messages
+
+
 def _overlap(place: Sequence[int], span: Span) -> bool:
     """Whether a token overlaps a span; a token of no characters does if the next character does."""
     begin, end = place
     return begin < span[1] and max(end, begin + 1) > span[0]
 
 
-def _text(record: Mapping[str, Any], name: str) -> str:
+def text_in(record: Mapping[str, Any], name: str) -> str:
+    """Returns a text of a record; raises ValueError if the value is not a text."""
     text = record.get(name)
     if not isinstance(text, str):
         raise ValueError(f"{name!r} is {text!r}, and must be a text")

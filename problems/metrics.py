@@ -79,6 +79,21 @@ METRICS: dict[str, Metric] = {
             2 * sums["true_positives"] / max(1.0, sums["predicted_positives"] + sums["positives"])
         ),
     ),
+    # Pairs of replies. A reward is beta times the log-probability relative to the reference.
+    "reward_chosen": _ratio("chosen_rewards", "pairs"),
+    "reward_rejected": _ratio("rejected_rewards", "pairs"),
+    "reward_margin": Metric(
+        ("chosen_rewards", "rejected_rewards", "pairs"),
+        lambda sums: (sums["chosen_rewards"] - sums["rejected_rewards"]) / max(1.0, sums["pairs"]),
+    ),
+    # Fraction of pairs whose chosen reply has the higher reward.
+    "reward_accuracy": _ratio("preferred", "pairs"),
+    "log_prob_chosen": _ratio("chosen_log_probs", "pairs"),
+    "log_prob_rejected": _ratio("rejected_log_probs", "pairs"),
+    # An estimate from the data's replies: the mean of log p(reply) - log p_ref(reply).
+    "reference_kl": Metric(
+        ("log_ratios", "pairs"), lambda sums: sums["log_ratios"] / max(1.0, 2 * sums["pairs"])
+    ),
 }
 _PROBLEMS_CHOOSE = frozenset(METRICS)
 METRICS["expert_dropped_share"] = _ratio("expert_dropped", "expert_choices")

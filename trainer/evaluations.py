@@ -21,6 +21,7 @@ class SplitEvaluation:
     """The evaluations of a run on one split, in a subdirectory of the run.
 
     Attributes:
+      split: name of the split.
       inputs: one pass over the split.
       record: the evaluations so far, including evaluations before the run was resumed.
       summaries: the evaluations' TensorBoard events.
@@ -33,6 +34,7 @@ class SplitEvaluation:
 
         `samples` are decoded at each evaluation.
         """
+        self.split = split
         self.inputs = spec.evaluation_inputs(split)
         self._directory = "eval" if split == "validation" else f"eval_{split}"
         path = os.path.join(estimator.config.output_dir, self._directory)

@@ -28,6 +28,7 @@ from t2tp.trainer.processes.multiprocess import (
     check_same,
     checking_same_checkpoint,
 )
+from t2tp.trainer.references import References
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
@@ -93,6 +94,7 @@ class Experiment:
         self._decode_options = decode_options or DecodeOptions(**default_options(spec))
         self.estimator = spec.make_estimator()
         self._train_inputs = spec.training_inputs()
+        self._references = References(spec, self.estimator)
         self._goal = self._find_goal()
         self._is_checked = False
         saved = spec.saved.flags if spec.saved else {}
@@ -134,13 +136,14 @@ class Experiment:
 
     def _build(self, mode: ModeKeys, schedule: str) -> None:
         """Builds the programs of one mode of a schedule."""
-        inputs = self._train_inputs
+        split, inputs = self.spec.problem.splits[0], self._train_inputs
         if mode != ModeKeys.TRAIN:
             on_train_data = schedule == "evaluate_on_train_data"
             evaluation = self._evaluation_on_train_data if on_train_data else self._evaluation
-            inputs = evaluation.inputs
+            split, inputs = evaluation.split, evaluation.inputs
         for features in inputs.kinds:
             self.estimator.build(mode, features)
+        self._references.set(split, training=mode == ModeKeys.TRAIN)
 
     def describe(self) -> str:
         """Describes mesh, devices, model size and directory, one per line."""
@@ -361,6 +364,7 @@ class Experiment:
         with self.estimator.lock():
             if cluster.is_main_process:
                 run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
+                self._references.write()
             resumed_step = self.estimator.steps_done
             if resumed_step:
                 logging.info("resuming from the checkpoint of step %d", resumed_step)

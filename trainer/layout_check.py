@@ -22,6 +22,7 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.quiet import errors_only
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.processes import multiprocess
+from t2tp.trainer.references import ignore_references
 from t2tp.trainer.run_spec import RunSpec
 
 # Size of the vocabulary to which the ids of a batch are mapped.
@@ -101,6 +102,7 @@ class _Model:
         self.spec = spec
         full = spec.problem.vocab_sizes(spec.data_dir)
         self.vocab_sizes = {name: min(size, _VOCAB_SIZE) for name, size in full.items()}
+        ignore_references(spec.problem)
         self.inputs = spec.training_inputs()
         self.size = 0
         self.smallest: dict[str, int] = {}

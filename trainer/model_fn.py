@@ -14,7 +14,9 @@ from t2tp.hparam import HParams
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import LossOutput, Model
+from t2tp.models.preferences import by_row, reply_log_probs
 from t2tp.optim import read_averages, sum_metrics, train_step
+from t2tp.optim.gradient_accumulation import LossFn
 from t2tp.trainer.run_config import RunConfig
 
 
@@ -25,6 +27,7 @@ class ModeKeys(enum.Enum):
     EVAL = "eval"
     PREDICT = "predict"
     SCORE = "score"  # The log-probability of each row's targets.
+    REFERENCE = "reference"  # The log-probabilities of pairs of replies; see `by_row`.
     LOSS = "loss"  # The loss as in TRAIN, without the update; used to inspect a step.
 
 
@@ -50,7 +53,7 @@ class EstimatorSpec:
 
     def outputs(self) -> dict[str, mtf.Tensor]:
         """Returns the outputs of a step in this mode."""
-        if self.mode in (ModeKeys.PREDICT, ModeKeys.SCORE):
+        if self.mode in (ModeKeys.PREDICT, ModeKeys.SCORE, ModeKeys.REFERENCE):
             return dict(self.predictions)
         metrics = {f"metrics/{name}": tensor for name, tensor in self.metrics.items()}
         if self.mode == ModeKeys.EVAL:
@@ -89,6 +92,20 @@ def model_fn_of(
         if mode == ModeKeys.SCORE:
             assert isinstance(model, AutoregressiveModel)  # `check_writes` has checked this.
             return EstimatorSpec(mode, predictions=score(model, mesh, features))
+
+        def summed(loss_fn: LossFn) -> Mapping[str, mtf.Tensor]:
+            if mesh.layout.num_stages > 1:
+                return sum_metrics(loss_fn, features, hparams.microbatches, mesh)
+            return loss_fn(features).sums
+
+        if mode == ModeKeys.REFERENCE:
+            rows = mtf.Dimension("rows", features["targets"].shape.dims[0].size)
+
+            def log_probs(part: Mapping[str, mtf.Tensor]) -> LossOutput:
+                logits = model.logits(mesh, part, False)[0]
+                return LossOutput({}, by_row(reply_log_probs(logits, part), part, rows))
+
+            return EstimatorSpec(mode, predictions=summed(log_probs))
         model.check_features(features)
         if mode == ModeKeys.LOSS:
             return EstimatorSpec(mode, model.loss(mesh, features, training=True).loss)
@@ -97,11 +114,7 @@ def model_fn_of(
             def evaluate(part: Mapping[str, mtf.Tensor]) -> LossOutput:
                 return model.loss(mesh, part, training=False)
 
-            if mesh.layout.num_stages > 1:
-                metrics = sum_metrics(evaluate, features, hparams.microbatches, mesh)
-                return EstimatorSpec(mode, metrics=metrics)
-            output = evaluate(features)
-            return EstimatorSpec(mode, metrics=output.sums)
+            return EstimatorSpec(mode, metrics=summed(evaluate))
 
         def loss_fn(part: Mapping[str, mtf.Tensor]) -> LossOutput:
             return model.loss(mesh, part, training=True)

@@ -29,6 +29,7 @@ from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.inputs import Batch, BatchStream, features_of_batch, shapes_of_batch
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
+from t2tp.trainer.references import References
 from t2tp.trainer.run_spec import RunSpec
 
 _EVENTS = "events.out.tfevents.*"
@@ -116,6 +117,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     spec = _with_batch_of_run(spec)
     estimator = spec.make_estimator()
     inputs = spec.training_inputs()
+    References(spec, estimator).set(spec.problem.splits[0], training=True)
     begun_from, stream = estimator.rewind(inputs, step - 1)
     batch, rows = _without(stream[step - 1], without_rows)
     features = features_of_batch(batch, inputs.features)

@@ -25,6 +25,7 @@ from t2tp.program.program import Program, StepFn
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
+from t2tp.trainer.references import ignore_references
 from t2tp.trainer.run_spec import RunSpec
 
 STEPS = 10
@@ -151,6 +152,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
 
 def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
     """Returns the batches, and a step that outputs each product's mean absolute value."""
+    ignore_references(spec.problem)
     inputs = replace(spec, hparams=hparams).training_inputs()
     vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)
     model_fn = model_fn_of(spec.model_class, vocab_sizes, spec.train_steps)

@@ -27,6 +27,11 @@ class RowPlan:
         """Returns the number of rows."""
         return self._rows
 
+    @property
+    def most_examples(self) -> int:
+        """The largest number of examples of a row."""
+        return 1 if self._begins is None else int(np.diff(self._begins).max(initial=1))
+
     def examples_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the examples of rows.
 

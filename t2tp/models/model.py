@@ -26,8 +26,14 @@ class FeatureMismatchError(ValueError):
     """A problem's features do not fit a model."""
 
 
-# Features that change the training targets. A model that ignores them would train on wrong targets.
-_CHANGING = frozenset({"targets_weights"})
+# Features that change the training targets, with advice: a model that ignores them would train on
+# wrong targets.
+_CHANGING = {
+    "targets_weights": "it would learn the tokens that are only to be read: use a language model"
+    " such as transformer_lm",
+    "reference_chosen": "it would learn the rejected replies too: set preference_loss=dpo with a"
+    " language model such as transformer_lm",
+}
 
 
 class Model(abc.ABC):
@@ -68,12 +74,11 @@ class Model(abc.ABC):
             that changes the targets.
         """
         names = set(names)
-        unknown = sorted((names & _CHANGING) - {*self.takes, *self.may_take})
+        unknown = sorted((names & set(_CHANGING)) - {*self.takes, *self.may_take})
         if unknown:
             raise FeatureMismatchError(
                 f"the problem gives {unknown[0]}, and the model {type(self).__name__} does not"
-                " use it, so it would learn the tokens that are only to be read: use a language"
-                " model such as transformer_lm"
+                f" use it, so {_CHANGING[unknown[0]]}"
             )
         missing = [name for name in self.takes if name not in names]
         if missing:

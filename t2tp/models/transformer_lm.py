@@ -26,6 +26,7 @@ from t2tp.models.autoregressive import (
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
+from t2tp.models.preferences import REFERENCES, preference_loss
 from t2tp.models.transformer_losses import (
     TARGETS_WEIGHTS,
     predicted,
@@ -49,6 +50,8 @@ class TransformerLm(AutoregressiveModel):
         self._vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._embedding = self._factory.embedding(self._vocab)
         self._stack = self._factory.stack(hparams.num_hidden_layers, causal=True)
+        if hparams.preference_loss:
+            self.takes = (*self.takes, TARGETS_WEIGHTS, *REFERENCES)
 
     def build_loss(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -64,6 +67,8 @@ class TransformerLm(AutoregressiveModel):
 
         - `targets_weights`: integers [batch, length], 0 for a token that is only read.
         - `first_token`: integers [batch], each row's own `bos_token_id`.
+        - `reference_chosen`, `reference_rejected`: float32 [batch, pairs]; required by the hparam
+          `preference_loss`, whose losses `t2tp.models.preferences` describes.
         - `targets_previous`: integers [batch], the token before a row that continues a text. If not
           0, the first target is predicted from it, not from `bos_token_id` or `first_token`.
 
@@ -72,8 +77,11 @@ class TransformerLm(AutoregressiveModel):
         """
         projection, totals = self._projection(mesh, features, training)
         targets, weights = features["targets"], weights_of_targets(features)
-        out = predicted(self.hparams, projection, targets, weights, training)
-        if not training:
+        if self.hparams.preference_loss:
+            out = preference_loss(self.hparams, projection.logits, features)
+        else:
+            out = predicted(self.hparams, projection, targets, weights, training)
+        if not training and not self.hparams.preference_loss:
             rows = targets.shape.dims[0]
             sums = sequence_sums(projection.logits, targets, weights, self._vocab, rows)
             out = with_metrics(out, sums)

@@ -58,7 +58,12 @@ def evaluation_inputs(
     size, length = sequences_per_batch(hparams, layout), hparams.max_length
     problem.check_split(split)
     problem.check_prepared(data_dir)
-    stream = OnePassStream(problem.examples(data_dir, split, length), size, EXAMPLE_INDEX)
+    source = problem.examples(data_dir, split, length)
+    return one_pass_inputs(problem, OnePassStream(source, size, EXAMPLE_INDEX))
+
+
+def one_pass_inputs(problem: Problem, stream: OnePassStream) -> Inputs:
+    """Returns the inputs of a stream that has the feature `example_index`."""
     (sizes,) = stream.shapes()
     specs = {**problem.features, EXAMPLE_INDEX: INDEX_SPEC}
     features = {name: _feature(spec, sizes[name]) for name, spec in specs.items()}

@@ -1,0 +1,135 @@
+"""Preference data: every form of a record, packing, limits, and data that are refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from t2tp import problems
+from t2tp.problems.data.batch_stream import EMPTY
+from tests.huggingface.tiny_files import END, write_tokenizer
+from tests.problems.test_instructions import with_template
+
+pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
+
+USER = {"role": "user", "content": "the fox?"}
+CHOSEN = {"role": "assistant", "content": "quick"}
+REJECTED = {"role": "assistant", "content": "lazy dog"}
+EARLIER = [{"role": "user", "content": "jumps?"}, {"role": "assistant", "content": "over"}]
+TEXTS = {"prompt": "the fox", "chosen": " is quick", "rejected": " is lazy"}
+CHAT = {"prompt": [USER], "chosen": [CHOSEN], "rejected": [REJECTED]}
+# Records of the same pair in several forms.
+FORMS = {
+    "texts": [TEXTS, {"chosen": "the fox is quick", "rejected": "the fox is lazy"}],
+    "chats": [
+        CHAT,
+        {"chosen": [USER, CHOSEN], "rejected": [USER, REJECTED]},
+        {
+            "conversations": [{"from": "human", "value": "the fox?"}],
+            "chosen": {"from": "gpt", "value": "quick"},
+            "rejected": {"from": "gpt", "value": "lazy dog"},
+        },
+    ],
+}
+# Their prompt and replies as they are stored.
+STORED = {
+    "texts": [
+        ("the fox is", " quick", " lazy"),  # Without a prompt, all that is common is the prompt.
+        ("the fox", " is quick", " is lazy"),
+    ],
+    "chats": [("[user] the fox?\n[assistant]", " quick", " lazy dog")],
+}
+
+
+def prepared(tmp_path, records, template=True, **options):
+    tokenizer = tmp_path / "tokenizer"
+    if not tokenizer.exists():
+        tokenizer.mkdir()
+        write_tokenizer(tokenizer)
+        if template:
+            with_template(tokenizer)
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in records))
+    given = {"files": file, "vocabulary_from": tokenizer, **options}
+    problem = problems.find("preferences", ",".join(f"{k}={v}" for k, v in given.items()))
+    problem.prepare(tmp_path / "data")
+    return problem
+
+
+def decoded(problem, data_dir):
+    """Returns prompt, chosen and rejected of all stored examples, without end tokens."""
+    found = set()
+    decode = problem.decoder(problem.directory(data_dir))
+    for split in problem.splits:
+        stored = problem.stored(data_dir, split)
+        for number in range(len(stored["targets"])):
+            pair = decode({name: column.example(number) for name, column in stored.items()})
+            found.add(tuple(pair[name].replace(END, "") for name in TEXTS))
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_record_gives_the_same_pair(tmp_path, form):
+    problem = prepared(tmp_path, FORMS[form] * 20)
+    assert decoded(problem, tmp_path / "data") == set(STORED[form])
+
+
+def test_replies_in_the_prompt_are_read_and_not_learned(tmp_path):
+    problem = prepared(tmp_path, [{**CHAT, "prompt": [*EARLIER, USER]}] * 40)
+    ((prompt, chosen, rejected),) = decoded(problem, tmp_path / "data")
+    assert "over" in prompt
+    assert (chosen, rejected) == (" quick", " lazy dog")
+
+
+def test_long_prompts_lose_their_beginning_and_long_replies_their_end(tmp_path):
+    records = [
+        {"prompt": "the quick fox", "chosen": " jumps over", "rejected": " dog dog dog"}
+    ] * 40
+    problem = prepared(tmp_path, [record] * 40, max_prompt=1, max_reply=2)
+    ((prompt, chosen, rejected),) = decoded(problem, tmp_path / "data")
+    assert "the quick fox".endswith(prompt)
+    assert len(prompt) < len("the quick fox")
+    assert " jumps over".startswith(chosen)
+    assert rejected == " dog dog"
+
+
+@pytest.mark.parametrize("arrangement", ["packed", "padded"])
+def test_a_row_has_both_replies_of_each_of_its_pairs(tmp_path, arrangement):
+    records = [
+        {"prompt": "the" * n, "chosen": " fox" * n, "rejected": " dog" * (n + 1)}
+        for n in range(1, 4)
+    ]
+    problem = prepared(tmp_path, records * 20, arrangement=arrangement)
+    source = problem.train_examples(tmp_path / "data", 64)
+    problem.set_references("train", arrangement == "packed", {})
+    rows = np.array([*range(len(source)), EMPTY])
+    whole = (slice(None),)
+    read = {name: source.read(name, rows, whole) for name in source.features}
+    (pairs,) = source.shape("reference_chosen")
+    assert read["targets_segmentation"].max() == 2 * pairs
+    assert (pairs > 1) == (arrangement == "packed")
+    for row in range(len(rows)):
+        segments = read["targets_segmentation"][row]
+        assert segments.max() % 2 == 0
+        for number in range(1, segments.max() + 1):
+            (places,) = np.nonzero(segments == number)
+            size = len(places)
+            assert places.tolist() == list(range(places[0], places[0] + size))
+            assert read["targets_position"][row, places].tolist() == list(range(size))
+            weights = read["targets_weights"][row, places]
+            assert 0 < weights.sum() < size  # A prompt and a reply,
+            assert (np.diff(weights) >= 0).all()  # in this order.
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({**TEXTS, "rejected": TEXTS["chosen"]}, "the same"),
+        ({"prompt": "a", "chosen": "b"}, "'rejected' is missing"),
+        ({**TEXTS, "prompt": [USER]}, "must be a text"),
+        ({**CHAT, "chosen": [USER]}, "no text of the role 'assistant'"),
+    ],
+)
+def test_a_record_without_a_pair_is_refused(tmp_path, record, message):
+    with pytest.raises(ValueError, match=f"line 1: .*{message}"):
+        prepared(tmp_path, [record, *[TEXTS] * 40])
