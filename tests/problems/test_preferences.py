@@ -82,9 +82,7 @@ def test_replies_in_the_prompt_are_read_and_not_learned(tmp_path):
 
 
 def test_long_prompts_lose_their_beginning_and_long_replies_their_end(tmp_path):
-    records = [
-        {"prompt": "the quick fox", "chosen": " jumps over", "rejected": " dog dog dog"}
-    ] * 40
+    record = {"prompt": "the quick fox", "chosen": " jumps over", "rejected": " dog dog dog"}
     problem = prepared(tmp_path, [record] * 40, max_prompt=1, max_reply=2)
     ((prompt, chosen, rejected),) = decoded(problem, tmp_path / "data")
     assert "the quick fox".endswith(prompt)
