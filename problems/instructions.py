@@ -23,6 +23,7 @@ import numpy as np
 
 from t2tp import registry
 from t2tp.hparam import HParams
+from t2tp.problems.data.batch_stream import FeatureSpec
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, TokenField, token_fields, token_specs
 from t2tp.problems.data.row_layout import Texts, one_per_row, pack
@@ -87,9 +88,22 @@ class Instructions(RecordProblem, TextProblem):
             by segments; "padded" has one example per row. Other splits are always padded.
     """
 
-    metric_names = ("loss", "accuracy", "accuracy_per_sequence", "neg_log_perplexity", "perplexity")
-    features = {**token_specs("targets"), _WEIGHTS: token_specs("targets")["targets"]}
-    field_defaults = {"messages": "messages", "prompt": "prompt", "completion": "completion"}
+    metric_names: tuple[str, ...] = (
+        "loss",
+        "accuracy",
+        "accuracy_per_sequence",
+        "neg_log_perplexity",
+        "perplexity",
+    )
+    features: Mapping[str, FeatureSpec] = {
+        **token_specs("targets"),
+        _WEIGHTS: token_specs("targets")["targets"],
+    }
+    field_defaults: Mapping[str, str] = {
+        "messages": "messages",
+        "prompt": "prompt",
+        "completion": "completion",
+    }
     making_options = (
         *TextProblem.making_options,
         *("files", "validation_files", "test_files", "messages", "prompt", "completion"),

@@ -16,7 +16,7 @@ replies, float32 [batch, pairs]. The trainer computes them once, before the firs
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -58,11 +58,11 @@ class Preferences(Instructions):
         *("loss", "reward_accuracy", "reward_margin", "reward_chosen", "reward_rejected"),
         *("log_prob_chosen", "log_prob_rejected", "reference_kl"),
     )
-    features: ClassVar[Mapping[str, FeatureSpec]] = {
+    features: Mapping[str, FeatureSpec] = {
         **Instructions.features,
         **dict.fromkeys(_REFERENCES, _PAIR_SPEC),
     }
-    field_defaults: ClassVar[Mapping[str, str]] = {
+    field_defaults: Mapping[str, str] = {
         **Instructions.field_defaults,
         **{name: name for name in _REPLIES},
     }
@@ -183,7 +183,7 @@ class Preferences(Instructions):
         position = TokenField(stored[_POSITION], plan, length)
         references = {
             name: _ReferenceField(
-                plan.most_examples, lambda name=name: self._references_of(split, packed).get(name)
+                plan.most_examples, name, lambda: self._references_of(split, packed)
             )
             for name in _REFERENCES
         }
@@ -223,13 +223,14 @@ class _ReferenceField:
 
     spec = _PAIR_SPEC
 
-    def __init__(self, pairs: int, scores: Callable[[], np.ndarray | None]):
+    def __init__(self, pairs: int, name: str, scores: Callable[[], Mapping[str, np.ndarray]]):
         self.shape = (pairs,)
+        self._name = name
         self._scores = scores
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads slices of rows; see `ExampleSource.read`."""
-        scores = self._scores()
+        scores = self._scores().get(self._name)
         values = np.zeros((len(rows), *self.shape), FLOAT)
         if scores is not None:
             values[rows != EMPTY] = scores[rows[rows != EMPTY]]

@@ -15,6 +15,7 @@ from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import LossOutput, Model
 from t2tp.models.preferences import by_row, reply_log_probs
+from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import read_averages, sum_metrics, train_step
 from t2tp.optim.gradient_accumulation import LossFn
 from t2tp.trainer.run_config import RunConfig
@@ -102,6 +103,7 @@ def model_fn_of(
             rows = mtf.Dimension("rows", features["targets"].shape.dims[0].size)
 
             def log_probs(part: Mapping[str, mtf.Tensor]) -> LossOutput:
+                assert isinstance(model, TransformerLm)  # The others have no preference_loss.
                 logits = model.logits(mesh, part, False)[0]
                 return LossOutput({}, by_row(reply_log_probs(logits, part), part, rows))
 

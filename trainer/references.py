@@ -80,9 +80,13 @@ class References:
         identity = json.dumps({"data": self._spec.data_digest, "rows": name})
         scores = self._read(path, identity)
         if scores is None:
-            problem_examples = problem.train_examples if training else problem.examples
-            where = (self._spec.data_dir,) if training else (self._spec.data_dir, split)
-            scores = self._compute(problem_examples(*where, length), name)
+            data_dir = self._spec.data_dir
+            source = (
+                problem.train_examples(data_dir, length)
+                if training
+                else problem.examples(data_dir, split, length)
+            )
+            scores = self._compute(source, name)
             self._new[path] = (identity, scores)
         problem.set_references(split, packed, scores)
 
@@ -94,7 +98,7 @@ class References:
         """
         for path, (identity, scores) in self._new.items():
             buffer = io.BytesIO()
-            np.savez(buffer, identity=np.array(identity), **scores)
+            np.savez(buffer, identity=np.array(identity), **scores)  # type: ignore[arg-type]
             with as_usage_error(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, buffer.getvalue())
@@ -138,7 +142,7 @@ class References:
         scores = {each: np.zeros((len(source), pairs), np.float32) for each in REFERENCES}
         for step in range(len(stream)):
             batch = stream[step]
-            outputs = program(program.place(batch))
+            outputs = program(dict(batch))  # type: ignore[arg-type]
             is_real = batch.examples != EMPTY
             for each in REFERENCES:
                 scores[each][batch.examples[is_real]] = np.asarray(outputs[each])[is_real]

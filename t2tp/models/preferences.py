@@ -90,7 +90,7 @@ def preference_loss(
         x / (mtf.maximum(size, 1.0) if kind in _OF_MEANS else size)
         for x, size in zip(sums, sizes, strict=True)
     ]
-    losses = _LOSSES[kind](*scores, hparams) * is_pair
+    losses = _LOSSES[kind](scores[0], scores[1], hparams) * is_pair
     number = mtf.reduce_sum(is_pair)
     terms = {"preference": LossTerm(mtf.reduce_sum(losses), number)}
     chosen_nll = -mtf.reduce_sum(log_probs.chosen)

@@ -39,7 +39,7 @@ from t2tp.models.transformer_losses import (
 class TransformerLm(AutoregressiveModel):
     """Decoder-only transformer language model."""
 
-    takes = ("targets", "targets_segmentation", "targets_position")
+    takes: tuple[str, ...] = ("targets", "targets_segmentation", "targets_position")
     may_take = (TARGETS_WEIGHTS, FIRST_TOKEN)
     has_experts = False
 
