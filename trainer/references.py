@@ -134,7 +134,8 @@ class References:
             raise UsageError(f"{path} is damaged: {error}; put a copy back, or {advice}") from error
 
     def _compute(self, source: ExampleSource, name: str) -> Scores:
-        stream = OnePassStream(source, sequences_per_batch(self._spec.hparams), EXAMPLE_INDEX)
+        size = sequences_per_batch(self._spec.hparams, self._spec.layout)
+        stream = OnePassStream(source, size, EXAMPLE_INDEX)
         logging.info("scoring %d rows of %s with the reference", len(source), name)
         inputs = one_pass_inputs(self._spec.problem, stream)
         program = self._estimator.build(ModeKeys.REFERENCE, inputs.features)

@@ -110,7 +110,7 @@ def experiment(base, data, run, recorder, arrangement="padded", steps=STEPS, **c
         train_steps=steps,
         problem_options=f"{options},arrangement={arrangement}",
     )
-    return Experiment(spec, hooks=[recorder], local_eval_frequency=0)
+    return Experiment(spec, hooks=[recorder])
 
 
 def trained(base, data, run, **changes):
