@@ -73,11 +73,13 @@ class Target(NamedTuple):
       on_cpu: whether the processors are CPUs.
       compiles_regions: whether XLA compiles the regions that operations mark.
       compiles_step: whether XLA compiles the whole step.
+      max_segments: the largest number of segments in a row of the features; 0: unknown.
     """
 
     on_cpu: bool
     compiles_regions: bool
     compiles_step: bool
+    max_segments: int = 0
 
     @property
     def scatters_copy(self) -> bool:

@@ -23,10 +23,23 @@ def conditional_updates(predicate: upstream.Tensor, operations: Iterable[Operati
 def lower_conditionally(
     op: upstream.Operation, predicate: upstream.Tensor, lower: Callable, lowering: Lowering
 ) -> None:
-    """Lowers an operation without outputs, executed only if `predicate` is true."""
+    """Lowers assignments that are executed only if `predicate` is true.
+
+    A GPU's host would wait for a condition that the device computes. So a compiled step executes
+    the assignments, and selects each variable's old or new value. XLA fuses the selection with the
+    computation of the new value.
+    """
     for tensor in op.inputs:
         # Reduces deferred sums outside the condition, so that other operations can use the result.
         lowering.slice(tensor)
+    if lowering.mesh_impl(op).target.compiles_step:
+        slices = [lowering.variables[x].laid_out_tensor.slice for x in op.variables]
+        before = [variable.read_value() for variable in slices]
+        lower(op, lowering)
+        for variable, value in zip(slices, before, strict=True):
+            after = tf.where(lowering.slice(predicate), variable, value)
+            variable.assign(after, read_value=False)
+        return
 
     def execute() -> tf.Operation:
         lower(op, lowering)

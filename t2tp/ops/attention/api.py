@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-import tensorflow as tf
-
 from t2tp import upstream
 from t2tp.ops.attention import cudnn
 from t2tp.ops.attention.operation import AttentionOperation, Options
@@ -121,8 +119,7 @@ def attention(
         block_size=block_size,
     )
     if method is None and length.size * memory.size <= _LARGEST_DENSE:
-        has_kernel = options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)
-        if not (has_kernel and tf.config.get_visible_devices("GPU")):
+        if not (options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)):
             options = replace(options, method="dense")
     return AttentionOperation([q, k, v, *extras.values()], options).outputs[0]
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.ops.attention.blocks import Block, Keys, Queries, positions
+from t2tp.ops.attention.packed import Packed
 
 # Masking adds this number to scores, which are then far lower than all other scores.
 MASKED = -1e9
@@ -24,6 +25,7 @@ class Mask:
       segments: segments of these queries, [batch, queries], or None.
       memory_segments: segments of these keys, [batch, keys], or None.
       may_be_blind: whether segments may mask all keys of a query. The result of such a query is 0.
+      max_segments: the largest number of segments in a row; 0: unknown.
     """
 
     queries: Queries
@@ -34,6 +36,7 @@ class Mask:
     segments: tf.Tensor | None = None
     memory_segments: tf.Tensor | None = None
     may_be_blind: bool = False
+    max_segments: int = 0
 
     def of_keys(self, keys: Keys, segments: tf.Tensor | None) -> Mask:
         """Returns the mask of the same queries for other keys, with segments [batch, keys]."""
@@ -55,20 +58,10 @@ class Mask:
             end = tf.minimum(end, query + count - self.keys.begin)
         return begin, end
 
-    @property
-    def is_only_causal(self) -> bool:
-        """Whether there is no window and there are no segments."""
-        return self.window is None and self.segments is None
-
     @functools.cached_property
-    def has_one_segment(self) -> tf.Tensor | None:
-        """A boolean scalar: whether each row is one segment. None with a window or no segments."""
-        if self.window is not None or self.segments is None:
-            return None
-        first = self.segments[:, :1]
-        return tf.reduce_all(
-            [tf.reduce_all(tf.equal(x, first)) for x in (self.segments, self.memory_segments)]
-        )
+    def packed(self) -> Packed:
+        """The runs of equal segments, computed once for all layers."""
+        return Packed(self.segments, self.max_segments)
 
     @property
     def whole(self) -> Block:

@@ -412,6 +412,11 @@ class _AttentionSlice:
                 ),
                 lambda: self._masks(lowering, self._gathered.keys, options, extras, of_memory),
             )
+            if self.target is not None:
+                self.qs = lowering.shared(
+                    ("guarded", q, extras.get("segments"), options),
+                    lambda: [cudnn.guarded(self.qs[0], masks[0])],
+                )
         here = masks[0].keys
         query_block = blockwise.query_block_of(masks[0].queries.size, options.block_size)
         bias = dropout = None
@@ -461,6 +466,7 @@ class _AttentionSlice:
                 memory_segments=None if of_memory is None else _whole_rows(lowering, of_memory),
                 # With the same segments for queries and memory, a query attends at least to itself.
                 may_be_blind="memory_segments" in extras,
+                max_segments=self._mesh_impl.target.max_segments,
             )
             for queries, segments in zip(self._queries, own_segments, strict=True)
         ]
