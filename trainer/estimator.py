@@ -119,8 +119,9 @@ class Estimator:
     def connect(self) -> Cluster:
         """Finds the devices of the mesh and the other processes; later calls only return them.
 
-        On GPUs, enables TensorFlow's op determinism, because segment sums (the gradients of
-        embeddings) would otherwise differ from run to run.
+        With `config.deterministic`, enables TensorFlow's op determinism on GPUs. Without it,
+        segment sums (the gradients of embeddings) and attention's gradients differ from run to
+        run, and XLA's autotuning chooses kernels by their time.
 
         Raises:
           ValueError: the number of devices is not the size of the mesh, or the settings of the
@@ -131,7 +132,10 @@ class Estimator:
             self._cluster = connect_as(self.config, self.layout)
             if self._cluster.coordination is not None:
                 self._cluster.coordination.advice = self._checkpoints.advice_on_resuming
-            if not self._cluster.on_cpu:
+            deterministic = self.config.deterministic
+            if deterministic is None:
+                deterministic = self.layout.size > 1  # Copies of a variable must stay equal.
+            if deterministic and not self._cluster.on_cpu:
                 tf.config.experimental.enable_op_determinism()
             if self._cluster.is_main_process:
                 self.log = JsonLog(self.config.log_json)
@@ -216,7 +220,8 @@ class Estimator:
         if training.steps_done >= max_steps:
             logging.info("%d of %d steps are done already", training.steps_done, max_steps)
             return
-        program.trace()
+        if not program.segment_features:  # Otherwise the batch selects the program.
+            program.trace()
         with self.lock():
             self._remove_unfinished()
             self._checkpoints.check_untouched(self.connect(), self.steps_done)
@@ -508,7 +513,8 @@ class Estimator:
         """Saves the last finite step and finds the cause of the non-finite step.
 
         The variables already contain the update of the non-finite step. A replay of the steps
-        before it is bit-identical, so it recovers the earlier values.
+        before it recovers the earlier values: bit for bit, except on a GPU without
+        `config.deterministic`.
         """
         self.log.write("diverged", bad.step, {"what": str(bad)})
         logging.error("%s", bad)

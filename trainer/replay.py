@@ -102,7 +102,8 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     """Replays a step of a run; writes no files.
 
     On the run's own mesh, and on any mesh with `exact_sums`, the replayed values equal the run's
-    values bit for bit. On other meshes they are equal up to rounding.
+    values bit for bit. On other meshes, and on a GPU if the run was not `deterministic`, they are
+    equal up to rounding. The replay itself is deterministic, unless the config says otherwise.
 
     Args:
       spec: the run, on a mesh without stages.
@@ -115,6 +116,8 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     """
     _check(spec, step)
     spec = _with_batch_of_run(spec)
+    is_deterministic = spec.config.deterministic is not False
+    spec = replace(spec, config=replace(spec.config, deterministic=is_deterministic))
     estimator = spec.make_estimator()
     inputs = spec.training_inputs()
     References(spec, estimator).set(spec.problem.splits[0], training=True)

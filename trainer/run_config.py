@@ -25,6 +25,8 @@ class RunConfig:
       output_dir: the directory of the run.
       random_seed: seed of initial values, dropout and the order of the data.
       xla: whether XLA compiles the step; see `Program`.
+      deterministic: whether GPUs repeat a run bit for bit; None: only several GPUs, whose copies of
+        a variable must stay equal. CPUs always do.
       save_checkpoints_steps: steps between checkpoints; the last step is always saved. None: 1000,
         unless `save_checkpoints_secs` is set.
       save_checkpoints_secs: seconds between checkpoints, by the clock of process 0; an alternative
@@ -64,6 +66,7 @@ class RunConfig:
     output_dir: str
     random_seed: int = 0
     xla: bool | None = None
+    deterministic: bool | None = None
     save_checkpoints_steps: int | None = None
     save_checkpoints_secs: float | None = None
     keep_checkpoint_max: int = 20

@@ -86,6 +86,8 @@ class Hooks:
         `lowering.masked_slice`) before they reduce a padded dimension.
       is_feature: whether the outputs are features (inputs of the program), or a microbatch's rows
         of features.
+      segments: an input with the segments of rows, if the operation's kernels depend on the number
+        of segments in a row.
       chooses_orders: whether `lower` chooses the orders of its inputs with
         `lowering.slice_in_order`, and sets the orders of its outputs with `lowering.orders.set`.
       matmul_flops: floating-point operations of the operation's matmuls on the whole mesh, counted
@@ -110,6 +112,7 @@ class Hooks:
     ordered_dims: Collection[upstream.Dimension] | None = None
     accepts_padding: bool = False
     is_feature: bool = False
+    segments: upstream.Tensor | None = None
     chooses_orders: bool = False
     dropped_dims: str = ""
     own_sums: Collection[str] = ()

@@ -36,6 +36,7 @@ from t2tp.processes.cluster import Cluster, connect, threads_of_an_operation
 from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.program.executor import Executor
 from t2tp.program.outputs import Outputs, dims_to_gather
+from t2tp.program.segments import segment_features, segments_of_rows
 from t2tp.program.variables import (
     Variables,
     VariableSpec,
@@ -87,9 +88,11 @@ class PlacedFeatures:
 
     Attributes:
       slices: each local processor's slice of each feature, in the order of the program's features.
+      max_segments: see `segments_of_rows`.
     """
 
     slices: list[list[tf.Tensor]]
+    max_segments: int = 0
 
 
 class Program:
@@ -113,6 +116,7 @@ class Program:
       layout: the `Layout`.
       cluster: the `Cluster`.
       variables: the `Variables`, which several programs can share.
+      segment_features: the features whose number of segments selects the traced program.
     """
 
     _mesh_impl_class = SpmdMeshImpl
@@ -184,8 +188,10 @@ class Program:
             compiles_regions=xla is None and not compiles_step and not self.layout.exact_sums,
             compiles_step=compiles_step,
         )
-        self._run = tf.function(self._program, autograph=False, jit_compile=compiles_step or None)
-        self._concrete: tf.types.experimental.ConcreteFunction | None = None
+        self.segment_features = (
+            [] if self.cluster.on_cpu else segment_features(built.graph.operations)
+        )
+        self._set_target(self._target)
         self._calls = Executor(self.layout, self.cluster)
         self._reader = None if self.cluster.on_cpu else ThreadPoolExecutor(1, "reader")
 
@@ -211,9 +217,10 @@ class Program:
         """
         placed = features if isinstance(features, PlacedFeatures) else self.place(features or {})
         self._first_built = None  # Frees memory: programs are rarely inspected once they run.
-        self.trace()
+        program = self._for_segments(placed.max_segments)
+        program.trace()
         by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
-        slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
+        slices = self._calls(lambda pnum: program._call(pnum, step, by_pnum[pnum]), program._log)
         # A read from a GPU waits for all steps started before the read. A training reads the loss
         # of a step after it has started the next step, and would wait for that step, too. So the
         # reads of scalars begin here, before the next step starts.
@@ -232,10 +239,25 @@ class Program:
         copy.
         """
         program = copy.copy(self)
-        program._target = self._target._replace(on_cpu=False, compiles_regions=False)
-        program._run = tf.function(program._program, autograph=False)
-        program._concrete = None
+        program._set_target(Target(on_cpu=False, compiles_regions=False, compiles_step=False))
         return program
+
+    def _set_target(self, target: Target) -> None:
+        """Sets the target, for which the program is not traced yet."""
+        self._target = target
+        self._run = tf.function(
+            self._program, autograph=False, jit_compile=target.compiles_step or None
+        )
+        self._concrete: tf.types.experimental.ConcreteFunction | None = None
+        self._by_segments = {target.max_segments: self}
+
+    def _for_segments(self, max_segments: int) -> Program:
+        """Returns the program that is traced for rows with at most `max_segments` segments."""
+        if max_segments not in self._by_segments:
+            program = copy.copy(self)
+            program._set_target(self._target._replace(max_segments=max_segments))
+            self._by_segments[max_segments] = program
+        return self._by_segments[max_segments]
 
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs a one-device program on global tensors by name, inside a `tf.function`.
@@ -291,7 +313,9 @@ class Program:
                 with tf.device(self.cluster.devices[pnum]):
                     own_slices.append(tf.constant(cut_features[name, begin]))
             slices.append(own_slices)
-        return PlacedFeatures(slices)
+        rows = [features[name] for name in self.segment_features]
+        rows = [np.asarray(x[(slice(None),) * len(x.shape)]) for x in rows]
+        return PlacedFeatures(slices, segments_of_rows(rows))
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """Returns the program of one processor; the first call traces it."""

@@ -1,39 +1,82 @@
-"""The steps that XLA compiles: what a GPU can run without waiting for the host."""
+"""Steps that XLA compiles: a GPU's host never waits for a condition or for the end of a loop."""
 
 import re
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import t2tp
+from t2tp.lowering.mesh_impl import Target
+from t2tp.ops.attention import cudnn
 from t2tp.optim import train_step
+from t2tp.program.segments import segment_features
 from tests.models.any_model import EVERY, small_model
 
+GPU = Target(on_cpu=False, compiles_regions=False, compiles_step=True)
 
-def compiled_step(family: str, **changes: object) -> str:
-    """Returns the optimized HLO of a family's training step."""
+
+def step_of(family: str, **changes: object) -> t2tp.Program:
+    """Returns the program of a family's training step."""
     model, _, features = small_model(family, **changes)
 
     def step(mesh, parts):
         done = train_step(lambda x: model.loss(mesh, x, True), parts, mesh, model.hparams, 9)
         return {"loss": done.loss}
 
-    program = t2tp.Program(step, features, xla=True)
-    program.trace()
-    scalars = tf.constant(0), tf.constant([0], tf.int64)
-    slices = [tf.zeros(program.layout.slice_size(f.shape), f.dtype) for f in features.values()]
+    return t2tp.Program(step, features, xla=True)
+
+
+def hlo_of(program: t2tp.Program, stage: str) -> str:
+    """Returns the HLO of a program."""
+    inputs = program.trace().structured_input_signature[0]
+    scalars, slices = inputs[:2], inputs[3]
+    given = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), (scalars, slices))
     variables = [v.slices[0] for v in program._used]
-    return program._run.experimental_get_compiler_ir(*scalars, variables, slices)("optimized_hlo")
+    return program._run.experimental_get_compiler_ir(*given[0], variables, given[1])(stage)
+
+
+def check(hlo: str) -> int:
+    """Checks that the host can run ahead; returns the number of loops."""
+    assert " conditional(" not in hlo
+    loops = [line for line in hlo.splitlines() if re.search(r" while\(", line)]
+    assert all("known_trip_count" in line for line in loops), loops
+    return len(loops)
 
 
 @pytest.mark.parametrize("family", EVERY)
-def test_x(family):
-    hlo = compiled_step(family, skip_nonfinite_steps=True)
-    open(f"/tmp/gpu/{family}.hlo", "w").write(hlo)
-    whiles = [line for line in hlo.splitlines() if re.search(r"= .* while\(", line)]
-    print(
-        family,
-        hlo.count(" conditional("),
-        len(whiles),
-        sum("known_trip_count" in w for w in whiles),
-    )
+@pytest.mark.slow
+def test_no_step_has_a_condition(family):
+    check(hlo_of(step_of(family, skip_nonfinite_steps=True, skip_step_sigma=3.0), "optimized_hlo"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"microbatches": 2, "activation_dtype": "float16"}, {"loss_chunk": 8}]
+)
+def test_loops_have_a_known_number_of_iterations(changes):
+    assert check(hlo_of(step_of("lm", **changes), "optimized_hlo"))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_the_host_selects_the_program_by_the_number_of_segments(microbatches, monkeypatch):
+    monkeypatch.setattr(cudnn, "compute_capability", lambda: (9, 0))
+    options = {"activation_dtype": "bfloat16", "microbatches": microbatches}
+    program = step_of("lm", attention_dropout=0.0, skip_nonfinite_steps=True, **options)
+    program.segment_features = segment_features(program.graph()[0].operations)
+    assert program.segment_features == ["targets_segmentation"]
+    program._set_target(GPU)
+    batch = small_model("lm")[1]
+    length = batch["targets"].shape[1]
+    for numbers, kind, count in (
+        (np.ones(length), "CAUSAL", 1),
+        (np.arange(length) // (length // 3), "PADDING_CAUSAL", 4),
+        (np.arange(length) % 2, "ScaleBias", 0),
+    ):
+        rows = np.broadcast_to(numbers.astype(np.int32), batch["targets"].shape)
+        placed = program.place({**batch, "targets_segmentation": rows})
+        assert placed.max_segments == count
+        hlo = hlo_of(program._for_segments(count), "hlo")
+        assert " conditional(" not in hlo
+        assert ("ScaleBias" in hlo) == (not count)
+        assert f'"mask_type": "{kind}"' in hlo or kind == "ScaleBias"
+        assert f'"max_seg_per_batch": {max(1, count)}' in hlo

@@ -16,6 +16,8 @@ MESHES = ["", "data:2"]
 
 def program_of(step, mesh_shape, **options):
     features = {"x": t2tp.Feature("a:4")}
+    if mesh_shape == "xla":
+        mesh_shape, options = "", {**options, "xla": True}
     return t2tp.Program(step, features, mesh_shape=mesh_shape, layout="a:data", **options)
 
 
@@ -54,7 +56,7 @@ def test_without_the_guard_it_is_only_reported():
     assert {v.spec.name for v in program.variables} == {"w"}
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("mesh_shape", [*MESHES, "xla"])
 def test_a_spike_is_left_out_and_a_lasting_change_is_not(mesh_shape):
     calm = [1.0, 1.1, 0.9, 1.0, 1.05, 0.95, 1.0, 1.1]
     program = make_program(mesh_shape, skip_step_sigma=6.0, skip_step_window=8)

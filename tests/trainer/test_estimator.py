@@ -7,9 +7,11 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from t2tp import checkpoint
 from t2tp.checkpoint.variables import CheckpointMismatchError
+from t2tp.processes.cluster import Cluster
 from t2tp.program.program import Feature
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
@@ -134,3 +136,25 @@ def test_when_the_time_of_grace_is_over_it_leaves_with_what_is_saved(tmp_path):
         assert process.wait() == 128 + signal.SIGTERM
     assert "within the grace time of 1 s" in process.err.read_text()
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "mesh", "deterministic", "expected"),
+    [
+        (False, "one device", None, False),
+        (False, "one device", True, True),
+        (False, "data", None, True),
+        (False, "data", False, False),
+        (True, "data", True, False),  # Its kernels are deterministic.
+    ],
+)
+def test_gpus_repeat_a_run_if_asked_or_if_there_are_several(
+    on_cpu, mesh, deterministic, expected, tmp_path, monkeypatch
+):
+    enabled = []
+    monkeypatch.setattr(
+        tf.config.experimental, "enable_op_determinism", lambda: enabled.append(True)
+    )
+    monkeypatch.setattr(Cluster, "on_cpu", on_cpu)
+    estimator(tmp_path, mesh, deterministic=deterministic).connect()
+    assert bool(enabled) == expected

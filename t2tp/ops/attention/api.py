@@ -118,9 +118,9 @@ def attention(
         has_other_values=v.shape != k.shape,
         block_size=block_size,
     )
-    if method is None and length.size * memory.size <= _LARGEST_DENSE:
-        if not (options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)):
-            options = replace(options, method="dense")
+    has_kernel = options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)
+    if method is None and length.size * memory.size <= _LARGEST_DENSE and not has_kernel:
+        options = replace(options, method="dense")
     return AttentionOperation([q, k, v, *extras.values()], options).outputs[0]
 
 

@@ -115,7 +115,8 @@ def backward(
         name, config = _name("Backward", bias), _config(q, k, mask, _BACKWARD)
         return _call(name, [*inputs, log, dy, *bias, y, *packed], results, config)
 
-    return Gradients(*_compiled(run, target)(q, k, v, y, log, dy), None)
+    d_q, d_k, d_v = _compiled(run, target)(q, k, v, y, log, dy)
+    return Gradients(d_q, d_k, d_v, None)
 
 
 def _compiled(run: Callable[..., list[tf.Tensor]], target: Target) -> Callable:

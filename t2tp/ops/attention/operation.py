@@ -102,6 +102,8 @@ class AttentionOperation(Operation):
         super().__init__(list(inputs), name="attention")
         self._options = options
         self.chooses_orders = options.is_blockwise
+        if options.suits_cudnn:
+            self.segments = dict(zip(options.extras, inputs[3:], strict=True)).get("segments")
         self._rng_name = self.name
         q, k, v = inputs[:3]
         *batch, heads, length, _ = q.shape.dims

@@ -3,34 +3,12 @@
 The kernels see a batch as one sequence of tokens, row after row, in which a segment is a run of
 equal numbers. Two rows `1 1 2` and `1 2 2` with at most 2 segments each have 4 runs: lengths 2 1 1
 2, offsets 0 2 3 4 6. A batch with fewer runs has runs of length 0 at its end. The host chooses the
-number of segments of a row (`segments_of_rows`), because it is part of the compiled program.
+number of segments of a row (`t2tp.program.segments`): it is part of the compiled program.
 """
 
 import functools
-from collections.abc import Iterable
 
-import numpy as np
 import tensorflow as tf
-
-# More segments would make the kernels' memory larger than a bias: it grows with their number.
-MOST_SEGMENTS = 16
-
-
-def segments_of_rows(features: Iterable[np.ndarray]) -> int:
-    """Returns a bound of the number of segments of a row in features [..., length].
-
-    The bound is a power of two, so that few programs are compiled, or 0 if kernels cannot read the
-    rows: if there are more than `MOST_SEGMENTS` in a row, or a number occurs again after another
-    one (positions of both parts attend to each other).
-    """
-    largest = 1
-    for rows in features:
-        runs = 1 + np.count_nonzero(np.diff(rows), -1)
-        numbers = 1 + np.count_nonzero(np.diff(np.sort(rows)), -1)
-        if np.any(runs != numbers) or runs.max() > MOST_SEGMENTS:
-            return 0
-        largest = max(largest, int(runs.max()))
-    return 1 << (largest - 1).bit_length()
 
 
 class Packed:
@@ -79,7 +57,7 @@ class Packed:
         return self._gathered(x, row[:, None, None], place[:, None])
 
     def _gathered(self, x: tf.Tensor, first: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-        """Returns `x[first, head, last]` for each head; one index, so that nothing is transposed."""
+        """Returns `x[first, head, last]` for each head, by one index: nothing is transposed."""
         head = tf.range(x.shape[1], dtype=tf.int64)[:, None]
         return tf.gather(tf.reshape(x, [-1]), (first * x.shape[1] + head) * x.shape[2] + last)
 

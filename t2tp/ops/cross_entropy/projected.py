@@ -234,7 +234,6 @@ class _ChunkKernel:
             body,
             (tf.constant(0), self._zeros(), d_xs),
             parallel_iterations=1,
-            maximum_iterations=count,
         )
         if not self._needs[0]:
             return sums, None

@@ -13,7 +13,8 @@ from t2tp.lowering.mesh_impl import Target
 from t2tp.ops.attention import cudnn
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
-from t2tp.ops.attention.packed import MOST_SEGMENTS, Packed, segments_of_rows
+from t2tp.ops.attention.packed import Packed
+from t2tp.program.segments import MOST_SEGMENTS, segments_of_rows
 from tests.ops.attention import jax_calls
 from tests.ops.attention.jax_calls import BATCH, D_KV, HEADS, LENGTH, MAX_SEGMENTS
 
