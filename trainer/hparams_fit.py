@@ -31,7 +31,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     other_model = _model_of(set_name)
     if other_model == model:
         return ""
-    declared = _names_in(tuple(_sets_of(model)))
+    declared = _names_in(tuple(sets_of(model)))
     missing = sorted(_common_names(model) - set(hparams.values()))
     whose = f" is for the model {other_model}, and" if other_model else ""
     if missing:
@@ -57,7 +57,7 @@ def declared(values: Mapping[str, Any], set_name: str | None, model: str | None)
       ValueError: a value has the wrong type or is out of range.
     """
     is_known = set_name in registry.list_hparams()
-    sets = [set_name] if set_name and is_known else _sets_of(model)
+    sets = [set_name] if set_name and is_known else sets_of(model)
     preset = next(map(registry.hparams, sets), HParams())
     found = HParams()
     try:
@@ -99,14 +99,14 @@ def completed(hparams: HParams, model: str | None) -> HParams:
     found = hparams.copy()
     names = _common_names(model)
     if not names <= found.values().keys():
-        preset = registry.hparams(_sets_of(model)[0])
+        preset = registry.hparams(sets_of(model)[0])
         found.inherit(preset, (name for name in preset.values() if name in names))
     return found
 
 
 def _common_names(model: str | None) -> set[str]:
     """Returns the names of the hyperparameters that all sets of a model declare."""
-    declared = _names_in(tuple(_sets_of(model)))
+    declared = _names_in(tuple(sets_of(model)))
     return set.intersection(*declared) if declared else set()
 
 
@@ -118,7 +118,7 @@ def _model_of(set_name: str) -> str:
         return ""
 
 
-def _sets_of(model: str | None) -> list[str]:
+def sets_of(model: str | None) -> list[str]:
     """Returns the names of a model's sets; [] for an unknown model."""
     if not model:
         return []
@@ -139,7 +139,7 @@ def _is_kind_of(model: str, other: str) -> bool:
 
 def _way_out(model: str, other_model: str, set_name: str) -> str:
     """Suggests other models or sets, as the end of a sentence."""
-    sets = _sets_of(model)
+    sets = sets_of(model)
     # Without similar names, prefer the sets that are named after the model.
     suggested = similar(set_name, sets) or [name for name in sets if name.startswith(model)] or sets
     remedies = [f"--model={other_model}"] if other_model else []

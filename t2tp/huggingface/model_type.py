@@ -31,6 +31,12 @@ _JSON_TYPES: dict[str, Schema] = {
 # before the conversion, because the hparams check only the converted values.
 _TYPES = {name: _JSON_TYPES[kind] for kind, names in _ENTRIES["types"].items() for name in names}
 _NONE = object()
+# hparam -> the hparam whose value 0 stands for
+_DERIVED = {
+    "num_kv_heads": "num_heads",
+    "num_encoder_layers": "num_hidden_layers",
+    "num_decoder_layers": "num_hidden_layers",
+}
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,10 @@ class ModelType:
         for name, value in found.items():
             if not completed.get(name):
                 completed.set(name, value)
+        if completed.values().get("vocab_size") == 0:
+            dims = {e.ours: e.our_dims.split() for e in self.tensors(completed)}
+            table = next((e for e in dims if dims[e][0] == "vocab" and e in shapes), None)
+            completed.vocab_size = shapes[table][0] if table else 0
         return completed
 
     def config(self, hparams: HParams) -> dict[str, Any]:
@@ -121,21 +131,36 @@ class ModelType:
         Raises:
           ConversionError: no model of this type has the hparams' architecture.
         """
-        ours = canonical(hparams)
-        config = {
-            "architectures": [self.architecture],
-            "model_type": self.name,
-            **{name: v for name, v in self.required.items() if not isinstance(v, bool)},
-            **_joined(part.write(ours) for part in self.parts),
-        }
+        config = self._nearest_config(hparams)
         different = self.different(config, hparams)
         if different:
             name, of_type = next(iter(different.items()))
             raise ConversionError(
                 f"models of type {self.name} have {name}={of_type}, and the run has"
-                f" {hparams.get(name)}: name another type with --model_type"
+                f" {canonical(hparams).get(name)}: name another type with --model_type"
             )
         return config
+
+    def obstacles(self, hparams: HParams) -> dict[str, Any]:
+        """Returns the hparams, with their values, that no model of this type has.
+
+        The result is not empty for hparams whose values cannot be written in a config.
+        """
+        try:
+            different = self.different(self._nearest_config(hparams), hparams)
+        except ConversionError:  # Only activations have names that a type may lack.
+            different = {"mlp": None}
+        return {name: canonical(hparams).get(name) for name in different}
+
+    def _nearest_config(self, hparams: HParams) -> dict[str, Any]:
+        """Returns a config with the hparams for which this type has entries."""
+        ours = canonical(hparams)
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.name,
+            **{name: v for name, v in self.required.items() if not isinstance(v, bool)},
+            **_joined(part.write(ours) for part in self.parts),
+        }
 
     def changed(self, config: Config, hparams: HParams) -> dict[str, Any]:
         """Returns a config with the architecture of `hparams`; other entries stay as they are.
@@ -251,11 +276,15 @@ def canonical(hparams: HParams) -> HParams:
     `use_bias` is replaced by `attention_bias`, `mlp_bias` and `qkv_bias`. If `attention_bias` is
     set, `qkv_bias` is false. The pattern of layers is the shortest equivalent one. An
     `attention_multiplier` of 0 means 1 / sqrt(d_kv), and is replaced by this number. `d_v` is 0 if
-    it equals `d_kv`. `context_length` is at least `max_length`.
+    it equals `d_kv`. `num_kv_heads` and the numbers of layers are never 0.
+    `context_length` is at least `max_length`.
     """
     result = hparams.copy()
     if "context_length" in hparams:
         result.context_length = context_length(hparams)
+    for name, derived in _DERIVED.items():
+        if name in hparams:
+            result.set(name, hparams.get(name) or hparams.get(derived))
     if "use_bias" in hparams:
         result.attention_bias = hparams.use_bias or hparams.attention_bias
         result.mlp_bias = hparams.use_bias or hparams.mlp_bias

@@ -13,7 +13,8 @@ from t2tp.ops.gather import checked_gather
 
 def context_length(hparams: HParams) -> int:
     """Returns a model's max number of positions: at least the length of its training rows."""
-    return max(hparams.max_length, hparams.values().get("context_length", 0))
+    own = hparams.context_length if "context_length" in hparams else 0
+    return max(hparams.max_length, own)
 
 
 def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:

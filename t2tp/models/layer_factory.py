@@ -54,6 +54,7 @@ class LayerFactory:
         self._dropout = Dropout(hparams.layer_prepostprocess_dropout, broadcast_dims)
         self.norm = hparams.construct(Norm)
         self._position = hparams.position
+        self._context = context_length(hparams)
         self._rotary_scaling = _rotary_scaling(hparams)
         self._check()
 
@@ -106,15 +107,14 @@ class LayerFactory:
         if self._hparams.sequence_parallel:
             x, positions = between_blocks(x), between_blocks(positions)
         if self._position == "learned":
-            context = context_length(self._hparams)
-            if longest > context:
+            if longest > self._context:
                 raise ValueError(
                     f"The features have length {longest}, and the model has positions for"
-                    f" context_length={context}: feed shorter rows, or train with a larger"
+                    f" context_length={self._context}: feed shorter rows, or train with a larger"
                     " context_length."
                 )
             stddev = self._hparams.initializer_stddev
-            x += learned(positions, context, self.d_model, stddev, self.dtype)
+            x += learned(positions, self._context, self.d_model, stddev, self.dtype)
         elif self._position == "sinusoidal":
             x += sinusoidal(positions, self.d_model, self.dtype)
         if self._hparams.embedding_norm:

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+import t2tp.hparams  # noqa: F401  (registers the sets)
+from t2tp import registry
 from t2tp.decoding import DecodeOptions
+from t2tp.huggingface.known_types import MODEL_TYPES
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.trainer.inference.run_decoder import RunDecoder
 from t2tp.trainer.run_config import RunConfig
@@ -84,33 +87,20 @@ def score(run: Run, directory: Path, **flags: object) -> float:
     return float(result.read_text())
 
 
-def their_score(model, source: Path) -> float:
-    """Returns the log-probability in a model of `transformers`."""
+def their_score(path: Path, tokenizer: Path, adapters: Path | None = None) -> float:
+    """Returns the log-probability that `transformers` computes."""
     import torch
 
-    vocabulary = load_vocabulary(source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    if adapters is not None:
+        peft = pytest.importorskip("peft", reason="pip install peft")
+        model = peft.PeftModel.from_pretrained(model, adapters)
+
+    vocabulary = load_vocabulary(tokenizer)
     tokens = torch.tensor([[0, *vocabulary.encode(SENTENCE), vocabulary.end_of_document]])
     with torch.no_grad():
         logits = torch.log_softmax(model.eval()(tokens[:, :-1]).logits, -1)
     return float(logits.gather(-1, tokens[:, 1:, None]).sum())
-
-
-def their_way(run: Run, case: str, out: Path) -> float | None:
-    """Exports to Hugging Face; returns the score, or None if no type has such a model."""
-    code = call("t2tp_convert", to_hf=out, output_dir=run.output_dir, merge_lora="adapters" in case)
-    if code:
-        return None
-    return their_score(transformers.AutoModelForCausalLM.from_pretrained(out), out)
-
-
-def adapters_way(run: Run, base: Run, directory: Path) -> float:
-    """Exports a base and its adapters, and joins them with PEFT."""
-    peft = pytest.importorskip("peft", reason="pip install peft")
-    for made, out in ((base, "base"), (run, "adapters")):
-        assert call("t2tp_convert", to_hf=directory / out, output_dir=made.output_dir) == 0
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory / "base")
-    model = peft.PeftModel.from_pretrained(model, directory / "adapters")
-    return their_score(model, directory / "base")
 
 
 def harness_way(run: Run) -> float:
@@ -170,13 +160,47 @@ def test_every_way_out_gives_the_score_of_the_decoder(run_of, case, tmp_path, ca
     train(run, unchanged, hparams, train_steps=1)
     assert score(unchanged, tmp_path) == wanted
 
+    out, export = tmp_path / "hf", {"output_dir": run.output_dir, "merge_lora": case == "adapters"}
+    assert call("t2tp_convert", to_hf=out, **export) == (2 if case == "balanced" else 0)
     if case == "balanced":
-        assert their_way(run, case, tmp_path / "hf") is None
-        assert "moe_balance_rate" in capfd.readouterr().err
+        assert "moe_balance_rate=0.0, and the run has 0.01" in capfd.readouterr().err
         return
-    assert their_way(run, case, tmp_path / "hf") == wanted
-    assert (
-        transformers.AutoConfig.from_pretrained(tmp_path / "hf").max_position_embeddings == CONTEXT
-    )
+    assert their_score(out, out) == wanted
+    assert transformers.AutoConfig.from_pretrained(out).max_position_embeddings == CONTEXT
     if case == "adapters":
-        assert adapters_way(run, run_of(CASES[case][0]), tmp_path) == wanted
+        base, adapters = run_of(CASES[case][0]).output_dir, tmp_path / "adapters"
+        assert call("t2tp_convert", to_hf=tmp_path / "base", output_dir=base) == 0
+        assert call("t2tp_convert", to_hf=adapters, output_dir=run.output_dir) == 0
+        assert their_score(tmp_path / "base", out, adapters) == wanted
+
+
+@pytest.mark.slow
+def test_a_model_trained_from_scratch_is_exported_or_what_is_in_the_way_is_named(tmp_path, capfd):
+    tokenizer = tmp_path / "source/huggingface"
+    tokenizer.mkdir(parents=True)
+    tiny_files.write_tokenizer(tokenizer)
+    (tmp_path / "texts.txt").write_text(f"{SENTENCE}\n" * 60)
+    source, run = (Run(tmp_path / name, tmp_path / "data", PROBLEM) for name in ("source", "run"))
+    sizes = "d_model=16,d_ff=32,num_heads=4,d_kv=4,num_hidden_layers=1,context_length=32"
+    sizes += ",mesh_shape=,zero_stage=0,activation_dtype=float32,microbatches=1"
+    flags = {"hparams_set": "llama_7b", "warm_start_from": None, "train_steps": 2}
+    train(source, run, sizes, **flags)
+    out = tmp_path / "hf"
+    assert call("t2tp_convert", to_hf=out, output_dir=run.output_dir) == 0
+    assert their_score(out, tokenizer) == pytest.approx(score(run, tmp_path), abs=2e-4)
+    normed = Run(tmp_path / "normed", tmp_path / "data", PROBLEM)
+    train(source, normed, f"{sizes},embedding_norm=true", **flags)
+    assert call("t2tp_convert", to_hf=tmp_path / "no", output_dir=normed.output_dir) == 2
+    said = capfd.readouterr().err
+    assert "no Hugging Face type has embedding_norm=True" in said and "gpt2_small" in said
+
+
+def test_each_set_has_a_type_or_hparams_that_no_type_has():
+    for name in registry.list_hparams():
+        model, hparams = registry.model_of_hparams(name), registry.hparams(name)
+        obstacles = [each.obstacles(hparams) for each in MODEL_TYPES if each.model == model]
+        assert all(names.keys() <= hparams.values().keys() for names in obstacles)
+        if name.startswith(("gpt2", "gpt3", "llama", "vit_base")):
+            assert {} in obstacles
+        if name in ("transformer_lm_tiny", "transformer_lm_base"):
+            assert {"embedding_norm": True} in obstacles

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import glob
+import itertools
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 import t2tp.hparams
 import t2tp.models  # noqa: F401  (they register themselves)
-from t2tp import problems
+from t2tp import problems, registry
 from t2tp.building.adapters import Adapters
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.weights import RunWeights
@@ -35,7 +36,7 @@ from t2tp.processes.cluster import ALONE, Cluster, connect
 from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import UsageError, as_usage_error
-from t2tp.trainer.hparams_fit import completed
+from t2tp.trainer.hparams_fit import completed, sets_of
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
@@ -109,11 +110,6 @@ def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")
     kept = huggingface_files.directory_in(flags.output_dir)
     before = read_if_there(kept / CONFIG_FILE)
-    if "vocab_size" in hparams and not hparams.vocab_size:
-        raise UsageError(
-            f"the run in {flags.output_dir} has vocab_size=0, which means the size of its"
-            " problem's vocabulary, and config.json needs a number"
-        )
     adapters = Adapters.from_hparams(hparams)
     if flags.merge_lora and adapters is None:
         raise UsageError(f"--merge_lora: the run in {flags.output_dir} has no adapters")
@@ -188,10 +184,25 @@ def _type_of(
                 f"the run has the architecture of models of type {other.name}, not of type {name}"
             )
         return candidates[0]  # `_config` names the difference.
-    raise ConversionError(
-        f"no model type has the architecture of this run of {model}; name one with --model_type"
-        " to see where it differs"
+    raise ConversionError(f"no Hugging Face type has {_obstacle(model, hparams, candidates)}")
+
+
+def _obstacle(model: str | None, hparams: HParams, candidates: Sequence[ModelType]) -> str:
+    """Names the hparams that the nearest type lacks, and sets without an obstacle."""
+    if not candidates:
+        return f"the architecture of {model}"
+    found = {each.name: each.obstacles(hparams) for each in candidates}
+    # A type without the activation is compared no further; see `obstacles`.
+    nearest = min(found, key=lambda name: (len(found[name]), "mlp" in found[name]))
+    hparams_of_run = ", ".join(f"{name}={value}" for name, value in found[nearest].items())
+    exportable = (
+        name
+        for name in sets_of(model)
+        if not all(each.obstacles(registry.hparams(name)) for each in candidates)
     )
+    sets = ", ".join(itertools.islice(exportable, 3))
+    advice = f"; sets of {model} that can be exported are {sets}" if sets else ""
+    return f"{hparams_of_run} (the nearest type is {nearest}){advice}"
 
 
 def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
