@@ -277,7 +277,7 @@ def canonical(hparams: HParams) -> HParams:
     set, `qkv_bias` is false. The pattern of layers is the shortest equivalent one. An
     `attention_multiplier` of 0 means 1 / sqrt(d_kv), and is replaced by this number. `d_v` is 0 if
     it equals `d_kv`. `num_kv_heads` and the numbers of layers are never 0.
-    `context_length` is at least `max_length`.
+    `context_length` is at least `max_length`. `moe_gating=top_2` is a case of `top_k`.
     """
     result = hparams.copy()
     if "context_length" in hparams:
@@ -290,6 +290,8 @@ def canonical(hparams: HParams) -> HParams:
         result.mlp_bias = hparams.use_bias or hparams.mlp_bias
         result.qkv_bias = hparams.qkv_bias and not result.attention_bias
         result.use_bias = False
+    if hparams.values().get("moe_gating") == "top_2":
+        result.moe_gating, result.moe_top_k, result.moe_normalize_gates = "top_k", 2, True
     if "layer_pattern" in hparams:
         result.attention_multiplier = hparams.attention_multiplier or hparams.d_kv**-0.5
         result.d_v = 0 if hparams.d_v == hparams.d_kv else hparams.d_v

@@ -92,7 +92,7 @@ class ExpertAssignment:
 
 
 def token_choices(
-    router: Router, k: int, *, normalize: bool, scale: float = 1.0
+    router: Router, k: int, *, normalize: bool, scale: float = 1.0, balances_all: bool = False
 ) -> tuple[list[Choice], mtf.Tensor]:
     """Chooses the k experts with the highest scores for each token.
 
@@ -110,12 +110,14 @@ def token_choices(
       k: experts per token.
       normalize: whether a token's gates are normalized to a sum of 1 before they are scaled.
       scale: factor of the gates.
+      balances_all: whether the load-balancing loss counts all choices, and not only the first.
 
     Returns:
       the k choices, and each row's load-balancing loss: the sum of its groups' losses, each times
       the group's number of tokens. A group's loss is experts * sum_e f_e * P_e (Switch, equation
-      4). f_e is the fraction of the group's tokens whose first choice is expert e, and P_e is the
-      mean score of the group's tokens for e. Sigmoid scores are normalized over the experts first.
+      4). f_e is the number of choices of expert e divided by the number of tokens in the group, and
+      P_e is the mean score of the group's tokens for e. Sigmoid scores are normalized over the
+      experts first.
     """
     experts = router.experts
     probabilities = router.probabilities()
@@ -135,7 +137,8 @@ def token_choices(
     if router.scores == "sigmoid":
         total = mtf.reduce_sum(probabilities, reduced_dim=experts)
         probabilities = probabilities / mtf.maximum(total, 1e-9)
-    return choices, _load_balance(router, probabilities, choices[0].chosen)
+    counted = [choice.chosen for choice in (choices if balances_all else choices[:1])]
+    return choices, _load_balance(router, probabilities, mtf.add_n(counted))
 
 
 def _highest(
@@ -201,9 +204,9 @@ def assigned(router: Router, choices: Sequence[Choice], capacity: int) -> list[E
     return assignments
 
 
-def _load_balance(router: Router, probabilities: mtf.Tensor, first: mtf.Tensor) -> mtf.Tensor:
+def _load_balance(router: Router, probabilities: mtf.Tensor, chosen: mtf.Tensor) -> mtf.Tensor:
     count = mtf.maximum(mtf.reduce_sum(router.token_mask, reduced_dim=router.tokens), 1.0)
-    share = mtf.reduce_sum(first, reduced_dim=router.tokens) / count
+    share = mtf.reduce_sum(chosen, reduced_dim=router.tokens) / count
     total = mtf.reduce_sum(probabilities, reduced_dim=router.tokens)
     return router.row_sums(share * total) * router.experts.size
 

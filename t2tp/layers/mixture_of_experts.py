@@ -311,6 +311,7 @@ class MixtureOfExperts:
             k,
             normalize=routing.normalize_gates if is_free else k > 1,
             scale=routing.gate_scale if is_free else 1.0,
+            balances_all=is_free,
         )
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:

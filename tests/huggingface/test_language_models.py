@@ -125,3 +125,25 @@ def test_positions_turn_by_their_angles_to_the_last_bit(rope, size):
     found = turns_of(size, hparams["rotary_base"], scaling)
     # Powers rarely differ in their last bit between processors.
     assert np.mean(found != wanted) < 0.1
+
+
+_ROUTED = [("mixtral", 2), ("gpt_oss", 1), ("gpt_oss", 4), *(("qwen3_moe", k) for k in (2, 4, 8))]
+    ("mixtral", 2),
+    *(("gpt_oss", k) for k in (1, 4)),
+    *(("qwen3_moe", k) for k in (2, 4, 8)),
+]
+
+
+@pytest.mark.parametrize(("kind", "k"), _ROUTED)
+def test_the_training_loss_includes_the_routers_loss_of_transformers(kind, k):
+    import torch
+
+    name = their_models.experts(kind, k)
+    tokens = np.repeat(their_models.targets()[:1], 4, axis=0)
+    fed = our_models.features_of("targets", tokens)
+    ours = our_models.loss_and_gradients(name, "one device", fed)["loss"]
+    inputs = torch.tensor(their_models.with_first(name, tokens[:, :-1]))
+    out = their_models.loaded(name).float()(inputs, output_router_logits=True)
+    labels = torch.tensor(tokens).long()
+    nll = torch.nn.functional.cross_entropy(out.logits.transpose(1, 2), labels)
+    assert ours == pytest.approx(float(nll + 0.5 * out.aux_loss), abs=1e-4)

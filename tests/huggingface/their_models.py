@@ -124,6 +124,17 @@ KINDS: dict[str, dict[str, list[Any]]] = {
 }
 
 
+def experts(kind: str, k: int) -> str:
+    """Returns the name of a model of one layer of 8 experts, with a loss for their balance."""
+    name = f"{kind} of {k} experts"
+    config = {**_GROUPED, "hidden_size": 24, "num_hidden_layers": 1, "num_experts_per_tok": k}
+    config |= {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    of_qwen = {"num_experts": 8, "moe_intermediate_size": 12}
+    config |= of_qwen if kind == "qwen3_moe" else {"num_local_experts": 8}
+    _ALL[name] = kind, config
+    return name
+
+
 def random_model(kind: str, seed: int, repeats: int = 1) -> str:
     """Returns the name of a model of a type with a random config.
 

@@ -108,7 +108,8 @@ def fill_by_token(routing, variables, vectors, is_token, p, factor, y, sums):
             used[expert] += 1
             sums["choices"] += 1
     count = max(is_token.sum(), 1)
-    share = np.bincount(order[is_token == 1, 0], minlength=EXPERTS) / count
+    counted = order[is_token == 1, : k if routing.gating == "top_k" else 1]
+    share = np.bincount(counted.ravel(), minlength=EXPERTS) / count
     if routing.router_scores == "sigmoid":
         p = p / np.maximum(p.sum(-1, keepdims=True), 1e-9)
     sums["load_balance"] += EXPERTS * (share * p.sum(0)).sum()
