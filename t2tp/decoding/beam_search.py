@@ -96,7 +96,9 @@ class CandidatesOperation(Operation):
         here = log_probs_of(gathered[..., :count], gathered[..., 2 * count :])
         sums = lowering.slice(log_probs)[..., None, None] + here  # [batch, beam, parts, count]
         best, indices = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._dim.size)
-        tokens = tf.reshape(as_ids(gathered[..., count : 2 * count]), [batch, -1])
+        # If few sequences are alive, candidates of probability 0 may be the vocabulary's padding.
+        real = tf.minimum(as_ids(gathered[..., count : 2 * count]), self._vocab_size - 1)
+        tokens = tf.reshape(real, [batch, -1])
         lowering.set_slice(self.outputs[0], best)
         lowering.set_slice(self.outputs[1], indices // (part.parts * count))
         lowering.set_slice(self.outputs[2], tf.gather(tokens, indices, batch_dims=1))

@@ -11,16 +11,17 @@ from t2tp.mesh.layout import Layout
 GREEDY, SAMPLE, BEAM = "greedy", "sample", "beam"
 _DEFAULT_BEAM_SIZE = 4
 _DEFAULT_EOS_ID = 1
-_SAMPLING = ("temperature", "top_k", "top_p")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
     """How rows are decoded.
 
-    The method is sampling if `temperature`, `top_k` or `top_p` is set, beam search if `beam_size`
-    is above 1, and greedy decoding if `beam_size` is 1 or `temperature` is 0. The default is beam
-    search of width 4; the command-line programs decode language models greedily by default.
+    The method is sampling if `temperature`, `top_k`, `top_p` or `min_p` is set, beam search if
+    `beam_size` is above 1, and greedy decoding if `beam_size` is 1 or `temperature` is 0. The
+    default is beam search of width 4; the command-line programs decode language models greedily by
+    default.
 
     Attributes:
       beam_size: width of beam search; 1: greedy decoding.
@@ -30,6 +31,8 @@ class DecodeOptions:
       top_k: number of most probable tokens to sample from; 0: all tokens.
       top_p: total probability of the smallest set of tokens to sample from (A. Holtzman et al.,
         arXiv:1904.09751); 1: all tokens.
+      min_p: probability of a token to sample from, relative to the most probable token, at the
+        temperature and at least (M. Nguyen et al., arXiv:2407.01082); 0: all tokens.
       extra_length: a row gets at most this number of new tokens more than it has inputs.
       min_length: min number of new tokens of a row, without EOS.
       return_beams: whether all finished sequences of a row are returned, the best first.
@@ -44,6 +47,7 @@ class DecodeOptions:
     temperature: float | None = None
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     extra_length: int = 100
     min_length: int = 0
     return_beams: bool = False
@@ -69,15 +73,17 @@ class DecodeOptions:
             raise ValueError(f"eos_id is {self.eos_id}, and must be tokens, or -1 for none")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, and must be above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}, and must be from 0 to 1")
         if self._names_some and self.temperature == 0:
             raise ValueError(
-                "top_k and top_p are about sampling tokens, and temperature=0 is no sampling: leave"
-                " it out, or give one above 0"
+                "top_k, top_p and min_p are about sampling tokens, and temperature=0 is no sampling:"
+                " leave it out, or give one above 0"
             )
         if self._samples and (self.beam_size or 1) > 1:
             raise ValueError(
-                f"beam_size={self.beam_size} searches, and temperature, top_k and top_p sample:"
-                " give one or the other"
+                f"beam_size={self.beam_size} searches, and temperature, top_k, top_p and min_p"
+                " sample: give one or the other"
             )
         if self.return_beams and self.method != BEAM:
             raise ValueError(
@@ -139,7 +145,7 @@ class DecodeOptions:
 
     @property
     def _names_some(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def _samples(self) -> bool:

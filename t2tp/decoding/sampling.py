@@ -6,6 +6,8 @@ the largest sum is a sample from the softmax. A Gumbel variable is a function of
 position and the token (`t2tp.lowering.random`), so neither the mesh nor the batch changes a sample.
 """
 
+import math
+
 import tensorflow as tf
 
 from t2tp import mtf
@@ -94,12 +96,16 @@ class _Sampler:
         self._temperature = options.sampling_temperature
         self._top_k = options.top_k
         self._top_p = options.top_p
+        self._log_min_p = math.log(options.min_p) if options.min_p else -math.inf
 
     def from_all(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Samples from all tokens, or from the nucleus."""
         scaled = allowed / self._temperature
         if self._top_p < 1:
             scaled = tf.where(nucleus_mask(part, scaled, self._top_p), scaled, -float("inf"))
+        if self._log_min_p > -math.inf:
+            highest = part.highest(tf.reduce_max(scaled, -1, keepdims=True))
+            scaled = tf.where(scaled >= highest + self._log_min_p, scaled, -float("inf"))
         return _best(part, allowed, scaled + self._gumbel(part.ids[None, :]))
 
     def from_top_k(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -117,6 +123,7 @@ class _Sampler:
         if self._top_p < 1:
             before = tf.cumsum(tf.nn.softmax(scaled), -1, exclusive=True)
             scaled = tf.where(before < self._top_p, scaled, -float("inf"))
+        scaled = tf.where(scaled >= scaled[:, :1] + self._log_min_p, scaled, -float("inf"))
         sampled = tf.argmax(scaled + self._gumbel(ids), -1, tf.int32)
         log_probs = log_probs_of(tf.gather(values, sampled, batch_dims=1), parts)
         return tf.gather(ids, sampled, batch_dims=1), log_probs

@@ -20,7 +20,7 @@ def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
       ValueError: `mlp` is unknown.
     """
     check_known(mlp, MLPS, "networks", f"mlp is {mlp!r}")
-    name = (PLAIN_MLPS | GATED_MLPS)[mlp]
+    name = (PLAIN_MLPS | GATED_MLPS)[mlp].replace("clamped_swiglu", "swish")
     return getattr(activations, name, None) or getattr(mtf, name)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from t2tp import mtf
+from t2tp import mtf, registry
 from t2tp.building.adapters import Adapters
 from t2tp.building.initial_values import InitialValues
 from t2tp.building.mesh import BuildContext, Mesh, declared
@@ -70,8 +70,8 @@ class Model(abc.ABC):
         """Checks that a problem's features fit the model.
 
         Raises:
-          FeatureMismatchError: a required feature is missing, or the model does not use a feature
-            that changes the targets.
+          FeatureMismatchError: a required feature is missing, or the model does not use inputs, or
+            a feature that changes the targets.
         """
         names = set(names)
         unknown = sorted((names & set(_CHANGING)) - {*self.takes, *self.may_take})
@@ -79,6 +79,13 @@ class Model(abc.ABC):
             raise FeatureMismatchError(
                 f"the problem gives {unknown[0]}, and the model {type(self).__name__} does not"
                 f" use it, so {_CHANGING[unknown[0]]}"
+            )
+        if "inputs_segmentation" in names - {*self.takes, *self.may_take}:
+            every = ((name, registry.model(name)) for name in registry.list_models())
+            readers = [name for name, each in every if "inputs_segmentation" in each.takes]
+            raise FeatureMismatchError(
+                f"the problem gives inputs and targets, and the model {type(self).__name__} reads"
+                f" no inputs: use a model that does, such as {', '.join(readers)}"
             )
         missing = [name for name in self.takes if name not in names]
         if missing:

@@ -83,7 +83,7 @@ class RotaryScaling:
         if self.scaling == "yarn":
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * len(turns) - 1)
-        return 1.0 - np.clip((np.arange(len(turns)) - first) / max(last - first, 0.001), 0.0, 1.0)
+        return 1.0 - np.clip((np.arange(len(turns)) - first) / ((last - first) or 0.001), 0.0, 1.0)
 
     def _pair(self, count: float, pairs: int, base: float) -> float:
         """Returns the (fractional) index of the pair with `count` turns in `original_length`."""

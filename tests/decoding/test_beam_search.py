@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+import t2tp.hparams
+import t2tp.models  # noqa: F401  (registers the models)
+from t2tp import registry
 from t2tp.decoding import DecodeOptions, Decoder, Request
 from tests.decoding.table_model import EOS, TableModel, ended_sequences, log_prob
 
@@ -58,3 +61,13 @@ def test_each_row_has_a_limit_of_its_own():
     found = decoder([Request(limit=limit) for limit in limits])
     wanted = [ended_sequences(limit, 0.6)[0][2] for limit in limits]
     assert [row[0].tokens for row in found] == wanted
+
+
+def test_the_padding_of_a_split_vocabulary_is_no_candidate():
+    """The beam is wider than the vocabulary of 5 tokens, so few candidates are alive at first."""
+    hparams = registry.hparams("transformer_lm_plain_tiny")
+    model = registry.model("transformer_lm")(hparams, {"targets": 5})
+    options = DecodeOptions.parse("beam_size=6,return_beams=true,batch_size=1")
+    on_mesh = dict(mesh_shape="model:2", layout="vocab:model")
+    decoder = Decoder.from_model(model, options, **on_mesh)
+    assert all(token < 5 for each in decoder([Request([2], limit=3)])[0] for token in each.tokens)

@@ -56,7 +56,7 @@ def test_greedy_takes_the_most_probable_token_each_time(min_length, ends):
 @pytest.mark.parametrize(
     ("options", "mesh_shape", "layout"),
     in_turn(
-        ["temperature=1", "temperature=0.7,top_k=3", "top_p=0.8", "top_k=4,top_p=0.9"],
+        ["temperature=1", "temperature=0.7,top_k=3", "top_p=0.8,min_p=0.2", "top_k=4,top_p=0.9"],
         [*LAYOUTS[:3], LAYOUTS[1], *LAYOUTS[2:]],
         times=2,
     ),
@@ -86,6 +86,7 @@ def truth(options: DecodeOptions, logits: np.ndarray) -> np.ndarray:
     probabilities /= probabilities.sum()
     before = np.cumsum(probabilities) - probabilities
     kept = order[before < options.top_p] if options.top_p < 1 else order
+    kept = kept[scaled[kept] >= scaled.max() + np.log(max(options.min_p, 1e-9))]
     result = np.zeros(len(logits))
     result[kept] = np.exp(scaled[kept] - scaled.max())
     return result / result.sum()
@@ -99,7 +100,8 @@ def truth(options: DecodeOptions, logits: np.ndarray) -> np.ndarray:
         "temperature=0.5",
         "top_k=7",
         "top_p=0.6",
-        "temperature=2,top_k=20,top_p=0.7",
+        "temperature=2,min_p=0.3",
+        "temperature=2,top_k=20,top_p=0.9,min_p=0.1",
     ],
 )
 def test_tokens_come_as_often_as_the_softmax_says(text, layout):

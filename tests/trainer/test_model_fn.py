@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp import mtf
+import t2tp.hparams
+import t2tp.models
+from t2tp import mtf, registry
 from t2tp.models.model import Model
 from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
@@ -66,3 +68,10 @@ def test_a_batch_without_a_feature_of_the_model_is_refused():
     model_fn = model_fn_of(Slope, {"targets": 2}, train_steps=10)
     with pytest.raises(ValueError, match="takes x, and the problem gives y: x is missing"):
         model_fn(None, {"y": None}, ModeKeys.TRAIN, make_hparams())
+
+
+def test_a_model_that_reads_no_inputs_is_refused_for_pairs():
+    hparams = registry.hparams("transformer_lm_plain_tiny")
+    model = registry.model("transformer_lm")(hparams, {"targets": 9})
+    with pytest.raises(ValueError, match="that does, such as transformer, transformer_moe_encdec"):
+        model.check_features(registry.model("transformer").takes)

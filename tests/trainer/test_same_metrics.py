@@ -23,7 +23,6 @@ EXPERTS = f"{SMALL},num_experts=4,moe_every=1,moe_capacity_factor_eval=1.0"  # T
 # Every kind of problem with every model that supports it: model, problem and hparams.
 KINDS = [
     ("transformer_lm", TEXT, SMALL),
-    ("transformer_lm", PAIRS, SMALL),
     ("transformer_lm", f"mixture:{TEXT}=1", SMALL),
     ("transformer_moe", TEXT, EXPERTS),
     ("transformer_encoder", TEXT, SMALL),  # a masked language model

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from t2tp.trainer.run_spec import RunSpec
 
 # The defaults of `transformers`.
-_SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+_SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
 _LENGTHS = {"max_new_tokens": "extra_length", "min_new_tokens": "min_length"}
 _TYPES = {
     **{name: type(default) for name, default in _SAMPLING.items()},
@@ -37,7 +37,7 @@ _NEUTRAL_VALUES = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p"), 1),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length"), 0),
-    **dict.fromkeys(("min_new_tokens", "diversity_penalty", "penalty_alpha", "min_p"), 0),
+    **dict.fromkeys(("min_new_tokens", "diversity_penalty", "penalty_alpha"), 0),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0),
 }
 

@@ -166,7 +166,13 @@ def warm_start(
     rows, _ = matched
     frozen = sum(v.spec.frozen for v in variables)
     tables = [v.spec.name for v in variables if v.spec.frozen and vocab_axis(v) is not None]
-    if tables and rows is not None and rows.moves:
+    there = saved.shapes()
+    is_resized = any(
+        variables[name].spec.shape.to_integer_list != [*there[sources[name]]]
+        for name in tables
+        if sources.get(name) in there
+    )
+    if tables and rows is not None and (rows.moves or is_resized):
         raise WarmStartError(
             f"warm_start_from: {tables[0]} is frozen, and in {source.path} its rows are of another"
             f" vocabulary: train it with lora_also_trained={'|'.join(tables)}, or prepare the data"

@@ -64,10 +64,7 @@ class TranslateWithF1(TranslateUpperCase):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "model", "metric"),
-    [
-        ("translate_with_f1", "transformer_lm", "f1"),
-        (PROBLEM, "transformer_encoder", "bits_per_byte"),
-    ],
+    [("translate_with_f1", "transformer", "f1"), (PROBLEM, "transformer_encoder", "bits_per_byte")],
 )
 def test_metrics_that_a_model_lacks_are_named(trainer, tmp_path, capfd, problem, model, metric):
     flags = {"problem": problem, "model": model, "hparams_set": f"{model}_tiny", "train_steps": 2}
