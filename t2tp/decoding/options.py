@@ -77,8 +77,8 @@ class DecodeOptions:
             raise ValueError(f"min_p is {self.min_p}, and must be from 0 to 1")
         if self._names_some and self.temperature == 0:
             raise ValueError(
-                "top_k, top_p and min_p are about sampling tokens, and temperature=0 is no sampling:"
-                " leave it out, or give one above 0"
+                "top_k, top_p and min_p are about sampling tokens, and temperature=0 is no"
+                " sampling: leave it out, or give one above 0"
             )
         if self._samples and (self.beam_size or 1) > 1:
             raise ValueError(
