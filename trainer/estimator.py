@@ -208,7 +208,7 @@ class Estimator:
           RunLockedError: another process trains in `output_dir`, or has trained since the restore.
           SavingError: a checkpoint could not be written.
           TrainingDivergedError: a step's loss or gradients are not finite and
-            `config.on_nonfinite` is `stop`. The last finite step is saved.
+            the hparam `on_nonfinite` is `stop`. The last finite step is saved.
           ReplicaMismatchError: copies of a variable differ between devices; see
             `config.check_replicas_every`.
         """

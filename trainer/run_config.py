@@ -8,8 +8,6 @@ from t2tp.choices import WEIGHTS
 from t2tp.suggestions import check_known
 from t2tp.trainer.local_paths import check_local
 
-ON_NONFINITE = ("stop", "ignore")
-
 # Fields that differ between the processes of a run, or describe how a process was started.
 _OF_PROCESS = ("num_processes", "process_id", "coordinator")
 
@@ -19,7 +17,7 @@ class RunConfig:
     """Settings of a run that do not concern the model.
 
     The hparams set the mesh (`mesh_shape`, `layout`), the precision (`activation_dtype`) and
-    whether to skip non-finite steps (`skip_nonfinite_steps`).
+    the reaction to non-finite steps (`on_nonfinite`).
 
     Attributes:
       output_dir: the directory of the run.
@@ -50,8 +48,6 @@ class RunConfig:
         replicas of variables, and the results that devices compute from the same rows. The replicas
         are also compared before each checkpoint.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
-      on_nonfinite: what to do at a step with a non-finite loss or gradient: `stop` or `ignore`.
-        Skipped steps never stop the training.
       grace_seconds: max time to save and exit after a signal. After this time, the process exits
         without saving. None: no limit.
       intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This setting
@@ -82,7 +78,6 @@ class RunConfig:
     histogram_steps: int | None = None
     check_replicas_every: int = 0
     profile_steps: str = ""
-    on_nonfinite: str = "stop"
     grace_seconds: float | None = None
     intra_op_parallelism_threads: int = 0
     inter_op_parallelism_threads: int = 0
@@ -122,9 +117,7 @@ class RunConfig:
                 raise ValueError(
                     f"save_checkpoints_secs is {self.save_checkpoints_secs}, and must be above 0"
                 )
-        for name, known in (("on_nonfinite", ON_NONFINITE), ("weights", WEIGHTS)):
-            value = getattr(self, name)
-            check_known(value, known, "values", f"{name} is {value!r}")
+        check_known(self.weights, WEIGHTS, "values", f"weights is {self.weights!r}")
         if self.profile_steps:
             profile_range(self.profile_steps)
         if self.grace_seconds is not None and not 0 < self.grace_seconds <= threading.TIMEOUT_MAX:

@@ -10,14 +10,13 @@ absolute value between the widths.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.building.mesh import Mesh
-from t2tp.building.transfer import Growth, Transfer
+from t2tp.building.mesh import Mesh, declared
+from t2tp.building.transfer import Transfer
 from t2tp.hparam import HParams
 from t2tp.planner.depth import with_values
 from t2tp.program.abstract_program import AbstractProgram
@@ -32,8 +31,6 @@ STEPS = 10
 _MOST_WIDTHS = 5
 # Mean absolute values that grow by this factor or more per doubling of the width are reported.
 _LARGEST_GROWTH = 1.25
-# Size of the drawing in pixels.
-_WIDTH, _HEIGHT, _MARGIN = 640, 400, 50
 # Settings for training on one device, with the full learning rate from the first step.
 _PLAIN = {
     "mesh_shape": "",
@@ -84,34 +81,6 @@ class TransferCheck:
             lines.append(f"{name:{longest}}{cells}   {factors}{mark}")
         return "\n".join(lines)
 
-    def svg(self) -> str:
-        """Draws the sizes after the last step by width, on logarithmic axes."""
-        values = np.log2(np.maximum([s[:, STEPS] for s in self.sizes.values()], 1e-30))
-        low, high = math.floor(values.min()), math.ceil(values.max())
-        across = (_WIDTH - 2 * _MARGIN) / math.log2(self.widths[-1])
-        up = (_HEIGHT - 2 * _MARGIN) / (high - low or 1)
-        xs = [_MARGIN + across * math.log2(width) for width in self.widths]
-        marks = []
-        for x, width in zip(xs, self.widths, strict=True):
-            marks.append(f'<text x="{x:.0f}" y="{_HEIGHT - 20}">{width:.3g}x</text>')
-        for power in range(low, high + 1):
-            y = _HEIGHT - _MARGIN - up * (power - low)
-            marks.append(f'<text x="5" y="{y:.0f}">{2.0**power:.3g}</text>')
-        for number, (name, row) in enumerate(zip(self.sizes, values, strict=True)):
-            points = (
-                f"{x:.1f},{_HEIGHT - _MARGIN - up * (value - low):.1f}"
-                for x, value in zip(xs, row, strict=True)
-            )
-            color = f"hsl({360 * number // len(self.sizes)} 70% 40%)"
-            marks.append(
-                f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}"'
-                f' stroke-width="2"><title>{escape(name)}</title></polyline>'
-            )
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-            f' font-family="sans-serif" font-size="11">{"".join(marks)}</svg>\n'
-        )
-
 
 def check_transfer(spec: RunSpec) -> TransferCheck:
     """Trains models of several widths for some steps and records the sizes of activations.
@@ -134,7 +103,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     graph, _ = AbstractProgram(step_fn, inputs.features).graph()
     # The growth is measured on variables, because some of the growing hparams are no widths, for
     # example the number of warm-up steps.
-    factor = max(getattr(var, "growth", Growth()).inputs for var in graph.trainable_variables)
+    factor = max(declared(var).growth.inputs for var in graph.trainable_variables)
     if factor <= 1:
         raise UsageError(
             f"transfer_from={spec.hparams.transfer_from}: its set has no smaller sizes than the run"

@@ -156,6 +156,7 @@ class LayerFactory:
         residual = hparams.construct(Residual, norm=self.norm, dropout=self._dropout)
         return Stack(layers, residual, recompute=hparams.recompute)
 
+    # `construct` reads every parameter that is not given here from the hparam of the same name.
     def _attention(self, kind: Callable[..., T], output_scale: float, **given: Any) -> T:
         """Returns a `SelfAttention` or `CrossAttention`."""
         method = self._hparams.attention_method
@@ -187,6 +188,8 @@ class LayerFactory:
         hparams = self._hparams
         kind = self._kind(number) or hparams.attention_type
         is_local = kind.startswith("local")
+        # Local layers never see far positions, so a base of their own comes without scaling (Gemma
+        # 3).
         has_own_base = is_local and hparams.local_rotary_base > 0
         base = hparams.local_rotary_base if has_own_base else hparams.rotary_base
         is_rotary = self._position == "rotary" and not kind.endswith("_nope")

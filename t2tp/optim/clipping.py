@@ -22,26 +22,19 @@ def clip(
     hparams: HParams,
     of_stage: Sequence[int] | None = None,
 ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
-    """Divides gradients and clips them by `clip_grad_norm` or `clip_grad_value`.
+    """Divides gradients and clips them by their global norm, `clip_grad_norm`.
 
     Args:
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
-      hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
+      hparams: `clip_grad_norm`; 0: no clipping.
       of_stage: a number for each gradient. 0, the default: all pipeline stages share the variable.
         n > 0: each of n stages has its own variable, and therefore its own gradient.
 
     Returns:
       The clipped gradients; and the norm before clipping, a float32 scalar.
-
-    Raises:
-      ValueError: both are above 0.
     """
-    max_norm, max_value = hparams.clip_grad_norm, hparams.clip_grad_value
-    if max_norm and max_value:
-        raise ValueError(
-            f"clip_grad_norm is {max_norm} and clip_grad_value {max_value}: set one of them to 0"
-        )
+    max_norm = hparams.clip_grad_norm
     norm = global_norm(grads, of_stage)
     if divisor is not None:
         norm /= divisor
@@ -52,11 +45,6 @@ def clip(
         grads = _scaled(grads, factor if divisor is None else factor / divisor)
     elif divisor is not None:
         grads = _scaled(grads, mtf.reciprocal(divisor))
-    if max_value:
-        grads = [
-            mtf.cwise(lambda g: tf.clip_by_value(g, -max_value, max_value), [grad], name="clip")
-            for grad in grads
-        ]
     return list(grads), norm
 
 

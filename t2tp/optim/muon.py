@@ -49,7 +49,6 @@ class Muon(Adam):
         """Reads `optimizer_muon_...`; orthogonalizes in `activation_dtype`."""
         super().__init__(learning_rate, hparams)
         self._momentum = hparams.optimizer_muon_momentum
-        self._steps = hparams.optimizer_muon_steps
         self._scale = SCALES[hparams.optimizer_muon_scale]
         dtype = tf.as_dtype(hparams.activation_dtype)
         # float16 does not hold small gradients.
@@ -73,7 +72,6 @@ class Muon(Adam):
                 [matrices for _, matrices in group],
                 moments,
                 self._momentum,
-                self._steps,
             ).outputs
             for (target, matrices), moment, direction in zip(
                 group, moments, directions, strict=True

@@ -43,6 +43,7 @@ from t2tp.optim.optimizer import variable_slice
 
 # Coefficients of the iteration, and the smallest norm to divide by (K. Jordan, "Muon", 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_STEPS = 5  # More iterations cost more and train no better (K. Jordan et al.).
 _LEAST_NORM = 1e-7
 
 # TensorFlow's CPU kernel parallelizes a single matmul, but computes each small matmul of a batch
@@ -54,8 +55,8 @@ _LEAST_NORM = 1e-7
 _SMALL = 128
 
 
-def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
-    """Moves the singular values of [..., rows, columns] to about 1: 0.7 to 1.2 after 5 steps.
+def newton_schulz(x: tf.Tensor) -> tf.Tensor:
+    """Moves the singular values of [..., rows, columns] to between 0.7 and 1.2.
 
     The iteration is faster if there are fewer rows than columns.
     """
@@ -64,7 +65,7 @@ def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
     norm = tf.sqrt(tf.reduce_sum(tf.square(wide), axis=[-2, -1], keepdims=True))
     x = tf.cast(wide / tf.maximum(norm, tf.constant(_LEAST_NORM, wide.dtype)), x.dtype)
     scaled_identity = a * tf.eye(x.shape[-2], dtype=x.dtype)
-    for _ in range(steps):
+    for _ in range(_STEPS):
         gram = tf.matmul(x, x, transpose_b=True)
         x = tf.matmul(scaled_identity + b * gram + c * tf.matmul(gram, gram), x)
     return x
@@ -214,19 +215,17 @@ class OrthogonalizeOperation(Operation):
         variables: Sequence[Matrices],
         moments: Sequence[mtf.Variable],
         momentum: float,
-        steps: int,
     ) -> None:
-        """Orthogonalizes with `steps` iterations.
+        """Sets the variables, which all have the same placement.
 
         `moments`, which the operation only reads, are averages of the gradients with decay
-        `momentum`. All variables have the same placement.
+        `momentum`.
         """
         super().__init__([*grads, *(m.value for m in moments)], name="orthogonalize")
         self._grads = list(grads)
         self._variables = list(variables)
         self._moments = list(moments)
         self._momentum = momentum
-        self._steps = steps
         self._placement = variables[0].placement
         self._count = sum(each.count for each in variables)
         self._outputs = [
@@ -237,7 +236,7 @@ class OrthogonalizeOperation(Operation):
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
         _, share = self._placement.owners(layout, self._count)
         _, (rows, columns) = self._placement.assembly(layout)
-        return share * self._steps, rows, rows, 2 * columns + rows
+        return share * _STEPS, rows, rows, 2 * columns + rows
 
     def unpadded_share(self, layout: Layout) -> float:
         _, share = self._placement.owners(layout, self._count)
@@ -310,7 +309,7 @@ class OrthogonalizeOperation(Operation):
             return self._orthogonalized(mesh_impl, tf.tile(x, [2, 1, 1]))[:1]
         # On CPUs TensorFlow's batched matmuls accumulate in 16 bits.
         widens = mesh_impl.target.on_cpu and x.dtype.size < 4
-        return tf.cast(newton_schulz(tf.cast(x, tf.float32) if widens else x, self._steps), x.dtype)
+        return tf.cast(newton_schulz(tf.cast(x, tf.float32) if widens else x), x.dtype)
 
 
 def moving_average(decay: float, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:

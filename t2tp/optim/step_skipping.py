@@ -53,7 +53,7 @@ def good_step(
 ) -> mtf.Tensor | None:
     """Returns whether to execute a step, a boolean scalar; None if steps are never skipped.
 
-    With `skip_nonfinite_steps` a step is skipped if its loss or the norm of its gradients (a
+    With `on_nonfinite=skip` a step is skipped if its loss or the norm of its gradients (a
     float32 scalar) is infinite or NaN. With `skip_step_sigma` above 0 a step is skipped if its loss
     or norm is more than `skip_step_sigma` standard deviations above the mean over the last
     `skip_step_window` steps. At least half of these steps must be recorded. A step that is skipped
@@ -62,7 +62,7 @@ def good_step(
 
     Checkpoints include the recorded values, in the variables `step_guard/...`.
     """
-    is_good = is_finite if hparams.skip_nonfinite_steps else None
+    is_good = is_finite if hparams.on_nonfinite == "skip" else None
     if hparams.skip_step_sigma:
         calm = _calm(mtf.cast(loss, tf.float32), norm, is_finite, hparams)
         is_good = calm if is_good is None else mtf.logical_and(is_good, calm)

@@ -87,9 +87,9 @@ def apply_gradients(
     Args:
       loss: a scalar.
       mesh: the program's mesh.
-      hparams: `optimizer` and `learning_rate_schedule` and their hparams; `clip_grad_norm` and
-        `clip_grad_value` (0: no clipping); `ema_decay` (0: no averages of the weights);
-        `skip_nonfinite_steps`, `skip_step_sigma` and `skip_step_window` (see `good_step`);
+      hparams: `optimizer` and `learning_rate_schedule` and their hparams; `clip_grad_norm`
+        (0: no clipping); `ema_decay` (0: no averages of the weights);
+        `on_nonfinite`, `skip_step_sigma` and `skip_step_window` (see `good_step`);
         `show_movement`; `activation_dtype`: with float16 the loss is scaled (see `LossScale`), and
         a step whose gradients overflow is skipped.
       train_steps: steps of the training.

@@ -104,7 +104,7 @@ def test_the_optimizer_of_the_docs_is_the_same_on_a_mesh():
 def test_a_step_with_all_that_can_be_asked_for_compiles_as_a_whole(name):
     """Compiles the program with XLA, as on one GPU."""
     values = REFERENCES[name][2] if name in REFERENCES else {"optimizer": name}
-    asked_for = {"ema_decay": 0.9, "skip_nonfinite_steps": True, "skip_step_sigma": 6.0}
+    asked_for = {"ema_decay": 0.9, "on_nonfinite": "skip", "skip_step_sigma": 6.0}
     hparams = make_hparams(**values, **asked_for, clip_grad_norm=0.5, show_movement=True)
     compiled, plain = (train(hparams, "", xla=xla) for xla in (True, False))
     for each, wanted in plain.items():

@@ -78,7 +78,7 @@ def test_nothing_is_a_spike_before_half_the_window_is_known():
 
 
 def test_what_is_not_finite_is_not_remembered():
-    program = make_program(skip_step_sigma=3.0, skip_step_window=4, skip_nonfinite_steps=True)
+    program = make_program(skip_step_sigma=3.0, skip_step_window=4, on_nonfinite="skip")
     run(program, [1.0, np.nan, 1.0])
     remembered = variables_of(program)
     assert remembered["step_guard/count"] == 2
@@ -146,7 +146,7 @@ def test_skipped_steps_are_no_updates(optimizer, mesh_shape):
     gradients = [1.0, -0.5, 2.0, 0.25]
     plain = make_program(mesh_shape, optimizer, ema_decay=0.5, weight_decay=0.1)
     skipping = make_program(
-        mesh_shape, optimizer, skip_nonfinite_steps=True, ema_decay=0.5, weight_decay=0.1
+        mesh_shape, optimizer, on_nonfinite="skip", ema_decay=0.5, weight_decay=0.1
     )
     run(plain, gradients)
     given = [np.nan] * 3 + gradients[:1] + [np.inf] + gradients[1:] + [np.nan]

@@ -89,7 +89,7 @@ def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage, d_m
         "clip_grad_norm": 0.5,
         "ema_decay": 0.9,
         "weight_decay": 0.1,
-        "skip_nonfinite_steps": True,
+        "on_nonfinite": "skip",
         "optimizer_adam_epsilon": 1e-3,
     }
     given = trained("lm", "both", stage, optimizer, steps=10, **changes)

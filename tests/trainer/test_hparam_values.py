@@ -33,7 +33,6 @@ TOGETHER = {
     "sines": ("position=sinusoidal,d_model=3", "must be even"),
     "rotary": ("position=rotary,d_kv=3", "must be even"),
     "distances": ("position=relative,relative_max_distance=16", "must be above half"),
-    "clipping": ("clip_grad_norm=1,clip_grad_value=1", "clip_grad_value"),
     "no such variables": ("weight_decay_exclude=zzz", "matches none of the variables"),
     "decay": ("learning_rate_schedule=exp_decay", "needs learning_rate_decay_steps"),
     "boundaries": (f"{PIECES}=[2,1],learning_rate_multiples=[1,1]", "ascending learning_rate"),

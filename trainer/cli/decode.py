@@ -45,8 +45,11 @@ _SOURCES = ("decode_from_file", "decode_interactive", "split", "score_file")
 def run(invocation: Invocation) -> None:
     """Decodes or scores the source that the flags name."""
     flags = invocation.flags
+    # All that can be wrong with flags and files is found before the processes meet and the model is
+    # built, which takes minutes.
     with as_usage_error(ValueError, LookupError, OSError):
         _check(flags)
+        # A converted run has its tokenizer, and decodes without data.
         if not (flags.data_dir or flags.split or flags.generate_data):
             use_own_tokenizer(flags)
         spec = spec_from_flags(flags)
@@ -76,6 +79,8 @@ def _check(flags: absl_flags.FlagValues) -> None:
         )
     if flags.split and flags.decode_to_file == files.STDOUT:
         raise UsageError("--split writes several files: --decode_to_file=- is for one")
+    # The mirror uploads only files that flags name. Files whose names are derived from a source in
+    # a bucket would stay in the local mirror, where nobody looks.
     if flags.split or not flags.decode_to_file:
         option = "decode_to_file" if flags.split else "decode_from_file"
         named = str(flags[option].value or files.STDOUT)
@@ -121,6 +126,7 @@ def _should_compile(
     if flags.split:
         num_prompts = math.inf if options.num_samples < 0 else options.num_samples
     else:
+        # Somebody who types waits for the compilation at the first line.
         num_prompts = num_lines if flags.decode_from_file else 0
     return should_compile(spec.layout, num_prompts, options.batch_size, _num_weights(spec.config))
 
@@ -153,6 +159,7 @@ class _Decoding:
         self._chat = chat
         self._problem = spec.problem
         self._is_main_process = cluster.is_main_process
+        # A batch would wait for more typed lines.
         if flags.decode_interactive:
             options = replace(options, batch_size=1)
         self._options = options
@@ -167,6 +174,9 @@ class _Decoding:
 
     def _with_first_token(self, spec: RunSpec, chat: _Chat) -> RunSpec:
         """Returns the spec with the first token of the chat template as the model's BOS."""
+        # The template writes its first token itself, and the model reads `bos_token_id` before a
+        # prompt: with both, prompts would begin with two, unlike in training. `_replies` removes
+        # one.
         codec = codec_for(spec.problem, spec.data_dir)
         first = chat.template.first_token(codec.encode, chat.conversations)
         hparams = spec.hparams.copy()
@@ -201,6 +211,8 @@ class _Decoding:
         flags, lines, source = self._flags, self._lines, self._flags.decode_from_file
         references = self._aligned(flags.decode_reference)
         found: list[list[Decoded]] = [[] for _ in lines]
+        # One line that is too long must not cost the user the other lines: it is reported at the
+        # end.
         refused: dict[int, ValueError] = {}
         results = (
             self._decoder.texts(lines, self._aligned(flags.decode_prefix_file), source)

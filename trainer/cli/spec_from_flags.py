@@ -37,7 +37,12 @@ _DEFAULTS = {
 }
 
 # flag -> the hparam that it sets
-_SHORT = {"mesh_shape": "mesh_shape", "layout": "layout", "precision": "activation_dtype"}
+_SHORT = {
+    "mesh_shape": "mesh_shape",
+    "layout": "layout",
+    "precision": "activation_dtype",
+    "on_nonfinite": "on_nonfinite",
+}
 
 # Flags that a run does not save: their values are among the hparams, or differ between processes.
 _NOT_SAVED = (
@@ -78,8 +83,6 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     flag_settings = {
         f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
     }
-    if flag_settings["on_nonfinite"] == "skip":
-        flag_settings["on_nonfinite"] = None  # `_hparams` has set `skip_nonfinite_steps` instead.
     config = RunConfig(
         flags.output_dir,
         random_seed=settings["random_seed"],
@@ -158,11 +161,7 @@ def value_of(flags: absl_flags.FlagValues, name: str) -> Any:
 def _to_save(flags: absl_flags.FlagValues) -> dict[str, Any]:
     """Returns the given flags that the run saves; see `_NOT_SAVED`."""
     given = {name: flags[name].value for name in flags if flags[name].present}
-    return {
-        name: value
-        for name, value in given.items()
-        if name not in (*_NOT_SAVED, *_SHORT) and (name, value) != ("on_nonfinite", "skip")
-    }
+    return {name: value for name, value in given.items() if name not in (*_NOT_SAVED, *_SHORT)}
 
 
 def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
@@ -261,8 +260,6 @@ def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
     short = [(flag, name, value_of(flags, flag)) for flag, name in _SHORT.items()]
     workers = value_of(flags, "worker_gpu")
     short.append(("worker_gpu", "mesh_shape", workers and f"data:{workers}"))
-    reaction = value_of(flags, "on_nonfinite")
-    short.append(("on_nonfinite", "skip_nonfinite_steps", reaction and str(reaction == "skip")))
     given = [(flag, name, value) for flag, name, value in short if value is not None]
     return [each for each in given if each[2] != AUTO]
 

@@ -85,6 +85,7 @@ def run(invocation: Invocation) -> None:
     """Runs the schedule of the flags, or explains or checks the run."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
+        # Before hours of preparing data end at a directory that cannot be written.
         if flags.output_dir:
             run_files.check_writable(flags.output_dir)
         spec = spec_from_flags(flags)
@@ -112,10 +113,13 @@ def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
 def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     """Creates, builds and describes the experiment, and runs the schedule."""
     with as_usage_error(ValueError, LookupError, OSError):
+        # Only prepared data know their vocabulary, and with it hparams such as `bos_token_id`.
         if flags.generate_data:
             spec = _with_prepared_data(flags, spec)
         experiment = _experiment(flags, spec)
         experiment.estimator.connect()
+    # The schedule's methods build, too. Built here, errors of the model are not mixed with errors
+    # of training, whose tracebacks the user needs.
     with building(spec.model):
         experiment.build(flags.schedule)
     _warn_of_warmup(flags.schedule, spec)
@@ -129,17 +133,17 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
 def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     """Explains or checks the run instead of training it; prints the result.
 
-    Also draws the explanation, or the check of transfer, into a file in output_dir.
+    Also writes the explanation as a page into output_dir.
     """
     with as_usage_error(ValueError, LookupError, OSError):
         spec = _prepared(flags, spec)
         experiment = _experiment(flags, spec) if flags.explain_layout else None
     found: object
-    file, drawing, failure = "", "", ""
+    page, failure = "", ""
     with building(spec.model):
         if experiment is not None:
             found = explanation = experiment.explain()
-            file, drawing = "layout.html", explanation.html()
+            page = explanation.html()
         elif flags.check_layout:
             # Imported here, because a training needs no checks.
             from t2tp.trainer.layout_check import check_run_layout
@@ -151,15 +155,14 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
             from t2tp.trainer.transfer_check import check_transfer
 
             found = transfer = check_transfer(spec)
-            file, drawing = "transfer.svg", transfer.svg()
             if not transfer.agrees:
                 failure = "activations grow with the width: the rates do not transfer"
     print(found)
-    if drawing:
-        path = Path(spec.config.output_dir, file)
+    if page:
+        path = Path(spec.config.output_dir, "layout.html")
         with as_usage_error(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, drawing)
+            write_text(path, page)
         logging.info("drawn in %s", path)
     if failure:
         raise FailedError(failure)

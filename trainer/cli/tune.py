@@ -44,6 +44,7 @@ def run(invocation: Invocation) -> int:
     if importlib.util.find_spec("optuna") is None:
         raise UsageError("t2tp_tune searches with Optuna: pip install -e '.[tune]'")
     trainer = _parse(trainer_flags)
+    # A user's directory may register metrics; they are valid although no problem lists them.
     built_in = {*METRICS}
     import_user_dir_of(trainer)
     with as_usage_error(LookupError, ValueError, OSError):
@@ -106,6 +107,8 @@ def _search(
     study.pruner = pruner_of(flags.pruner, frequency, last_step)
     ledger = Ledger(study, ranged, sampling, trials, flags.lost_after_seconds)
 
+    # The values are passed as text, not as the trial's number: the trainer then needs no database,
+    # and its `run.yaml` has all that it takes to repeat the trial.
     def command(claim: Claim, directory: Path) -> list[str]:
         own = [f"--output_dir={directory}", f"--hparams={flag_text(claim.values)}"]
         return [sys.executable, "-m", *PROGRAM, *own, *trainer_flags]

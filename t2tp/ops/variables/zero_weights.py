@@ -77,10 +77,14 @@ def get_variable(
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):
         stored = layout.at_rest(shape)
+    # With `stored == shape` nothing is sharded, and mesh-tensorflow's own variable does.
     if layout is None or stored == shape:
         return upstream.get_variable(
             mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
         )
+    # In stage 3 each call adds a gather of its own, so that the weight need not stay in memory
+    # between uses. The part is read in the stored dtype: the gather casts it when its turn comes,
+    # and not all weights are cast at the beginning of the step.
     if layout.storage.stage == 3:
         unread = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
         part = upstream.get_variable(

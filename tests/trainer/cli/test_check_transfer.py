@@ -15,13 +15,12 @@ WIDE = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
-def test_sizes_of_activations_stay_over_widths(trainer, tmp_path, capfd, optimizer):
+def test_sizes_of_activations_stay_over_widths(trainer, capfd, optimizer):
     assert trainer(check_transfer=True, hparams=f"{WIDE},optimizer={optimizer}") == 0
     said = capfd.readouterr().out
     assert re.search(r"steps +1x +2x +4x", said)
     assert "layer_00/feed_forward/einsum" in said
     assert "grows" not in said
-    assert "<polyline" in (tmp_path / "run" / "transfer.svg").read_text()
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def resolve(tmp_path, data_dir):
         ({"mesh_shape": "model:2", "hparams": "mesh_shape=model:2"}, {"mesh_shape": "model:2"}),
         ({"worker_gpu": 2}, {"mesh_shape": "data:2"}),
         ({"precision": "bfloat16"}, {"activation_dtype": "bfloat16"}),
-        ({"on_nonfinite": "skip"}, {"skip_nonfinite_steps": True}),
+        ({"on_nonfinite": "skip"}, {"on_nonfinite": "skip"}),
     ],
 )
 def test_some_flags_are_short_for_hparams(resolve, flags, hparams):

@@ -63,12 +63,11 @@ def test_the_last_step_is_looked_at_too(tmp_path):
 
 
 def test_it_goes_on_if_told_to(tmp_path):
-    estimator(tmp_path, on_nonfinite="ignore").train(toy.inputs(Poisoned(3)), 5)
+    estimator(tmp_path, hparams={"on_nonfinite": "ignore"}).train(toy.inputs(Poisoned(3)), 5)
     assert np.isnan(saved(tmp_path, 5)["w"]).any()
 
 
 WRONG = {
-    "another word": ({"on_nonfinite": "halt"}, "on_nonfinite is 'halt'"),
     "no steps": ({"profile_steps": "100"}, "profile_steps is '100', and must be FIRST:LAST"),
     "backwards": ({"profile_steps": "5:3"}, "profile_steps is '5:3'"),
     "no time": ({"grace_seconds": 0.0}, "grace_seconds is 0.0"),

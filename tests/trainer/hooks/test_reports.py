@@ -98,7 +98,7 @@ def test_perplexity_and_learning_rate_and_norms_are_shown(trainer, tmp_path):
 
 
 def test_the_loss_scale_and_the_steps_left_out_are_shown(trainer, tmp_path):
-    hparams = "activation_dtype=float16,skip_nonfinite_steps=true"
+    hparams = "activation_dtype=float16,on_nonfinite=skip"
     assert trainer(schedule="train", train_steps=2, hparams=hparams) == 0
     scalars = read_scalars(tmp_path / "run")
     assert scalars["loss_scale"][2] > 1
