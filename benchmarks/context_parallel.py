@@ -38,7 +38,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
-from t2tp.ops.attention.blocks import Keys, Queries
+from t2tp.ops.attention.blocks import KeyRange, Queries
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.operation import Options
 from t2tp.ops.attention.score_terms import ScoreTerms
@@ -100,7 +100,7 @@ def measure_alone(arguments: argparse.Namespace) -> None:
 def step_of(parts: list[Queries], length: int) -> Callable[[], object]:
     """Returns a function that computes a device's queries against all keys, and the gradients."""
     values = np.random.default_rng(0).normal(size=[1, HEADS, length, D_KV]).astype(np.float32)
-    terms = [ScoreTerms(Mask(part, Keys(length), causal=True), None, None) for part in parts]
+    terms = [ScoreTerms(Mask(part, KeyRange(length), causal=True), None, None) for part in parts]
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> list[tf.Tensor]:

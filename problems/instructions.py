@@ -26,7 +26,7 @@ from t2tp.hparam import HParams
 from t2tp.problems.data.batch_stream import FeatureSpec
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, TokenField, token_fields, token_specs
-from t2tp.problems.data.row_layout import Texts, one_per_row, pack
+from t2tp.problems.data.row_layout import RowTexts, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import (
     BadSampleError,
@@ -297,11 +297,15 @@ class Instructions(RecordProblem, TextProblem):
         return self._source(data_dir, split, length, pack)
 
     def _source(
-        self, data_dir: AnyPath, split: str, length: int, arrange: Callable[[Texts, int], RowPlan]
+        self,
+        data_dir: AnyPath,
+        split: str,
+        length: int,
+        arrange: Callable[[RowTexts, int], RowPlan],
     ) -> FieldSource:
         stored = self.stored(data_dir, split)
         title, indexes = f"{split} of {self.name}", self.index_directory(data_dir)
-        plan = arrange(Texts({"targets": stored["targets"]}, split, title, indexes), length)
+        plan = arrange(RowTexts({"targets": stored["targets"]}, split, title, indexes), length)
         packed = arrange is pack
         return FieldSource(len(plan), self._fields(stored, plan, length, split, packed))
 

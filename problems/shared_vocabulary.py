@@ -84,7 +84,7 @@ def make_shared_vocabulary(
     else:
         of_each = shares([len(samples) for _, _, samples in parts])
         is_ceiling = not any("vocab_size" in part.given_options for part, _, _ in parts)
-        texts = [_Texts(part, samples) for part, _, samples in parts]
+        texts = [_SharedTexts(part, samples) for part, _, samples in parts]
         first.make_vocabulary_of(directory, interleave(texts, of_each, SAMPLE_BYTES), is_ceiling)
     return _copy(load_vocabulary(directory), [source for _, source, _ in parts])
 
@@ -115,7 +115,7 @@ def interleave(
         yield text
 
 
-class _Texts:
+class _SharedTexts:
     """The texts of a problem's train split, iterable any number of times."""
 
     def __init__(self, part: TextProblem, samples: ShuffledSamples):

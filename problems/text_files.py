@@ -17,7 +17,13 @@ from t2tp.problems.prepare.preparable import WrongOptionError
 from t2tp.problems.prepare.prepared import datagen_command
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.sources.source_changes import changed_sources, named, write_sources
-from t2tp.problems.sources.user_files import Lines, find_files, fingerprint, json_names, read_file
+from t2tp.problems.sources.user_files import (
+    LineRange,
+    find_files,
+    fingerprint,
+    json_names,
+    read_file,
+)
 from t2tp.problems.text_to_text import Text2TextProblem
 
 # Fraction of all samples for each held-out split, if the user names no files for it.
@@ -242,7 +248,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         (paths,) = files
         if self.options.documents == "files":
             return GeneratedSamples(len(paths), lambda number: {"text": read_file(paths[number])})
-        lines = Lines(paths, scratch)
+        lines = LineRange(paths, scratch)
         return GeneratedSamples(len(lines), lambda number: {"text": lines[number]})
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
@@ -278,7 +284,7 @@ class TranslateTsv(FileProblem, Text2TextProblem):
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the pairs."""
-        lines = Lines(files[0], scratch)
+        lines = LineRange(files[0], scratch)
 
         def sample(number: int) -> Sample:
             columns = lines[number].split("\t")
@@ -314,13 +320,13 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
                 "numbers"
             )
         for pair in zip(*files, strict=True):
-            counts = [len(Lines([path], scratch)) for path in pair]
+            counts = [len(LineRange([path], scratch)) for path in pair]
             if counts[0] != counts[1]:
                 raise ValueError(
                     f"{pair[0]} has {counts[0]} lines and {pair[1]} has {counts[1]}: line n of one "
                     "must belong to line n of the other"
                 )
-        inputs, targets = (Lines(paths, scratch) for paths in files)
+        inputs, targets = (LineRange(paths, scratch) for paths in files)
         return GeneratedSamples(
             len(inputs), lambda number: {"inputs": inputs[number], "targets": targets[number]}
         )

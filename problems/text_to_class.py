@@ -15,7 +15,7 @@ from t2tp.problems.data.fields import (
     token_fields,
     token_specs,
 )
-from t2tp.problems.data.row_layout import Texts, one_per_row, truncated
+from t2tp.problems.data.row_layout import RowTexts, one_per_row, truncated
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
@@ -84,9 +84,9 @@ class Text2ClassProblem(TextProblem):
         plan = one_per_row(self._texts(data_dir, split, stored), length)
         return self._source(stored, plan, length)
 
-    def _texts(self, data_dir: AnyPath, split: str, stored: Mapping[str, Column]) -> Texts:
+    def _texts(self, data_dir: AnyPath, split: str, stored: Mapping[str, Column]) -> RowTexts:
         columns, directory = {"inputs": stored["inputs"]}, self.index_directory(data_dir)
-        return Texts(columns, split, f"{split} of {self.name}", directory)
+        return RowTexts(columns, split, f"{split} of {self.name}", directory)
 
     def _source(self, stored: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSource:
         fields: dict[str, Field] = {

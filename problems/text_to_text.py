@@ -15,7 +15,7 @@ from t2tp.problems.data.batch_stream import ExampleSource, Stream
 from t2tp.problems.data.buckets import BucketedStream
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, token_fields, token_specs
-from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, pack
+from t2tp.problems.data.row_layout import RowTexts, bucketed, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
@@ -93,14 +93,14 @@ class PairProblem(Problem):
         ]
         return BucketedStream(buckets, batch_size, seed)
 
-    def _texts(self, data_dir: AnyPath, split: str) -> Texts:
+    def _texts(self, data_dir: AnyPath, split: str) -> RowTexts:
         """Returns the inputs and targets: the stored texts, swapped or copied by the suffixes."""
         stored = self.stored(data_dir, split)
         inputs, targets = ("targets", "inputs") if self.is_reversed else ("inputs", "targets")
         names = (inputs, inputs if self.is_copy else targets)
         pair = {"inputs": stored[names[0]], "targets": stored[names[1]]}
         what, directory = f"{split} of {self.name}", self.index_directory(data_dir)
-        return Texts(pair, split, what, directory, names)
+        return RowTexts(pair, split, what, directory, names)
 
 
 class Text2TextProblem(TextProblem, PairProblem):

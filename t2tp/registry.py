@@ -50,7 +50,7 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
 
 
-class _Entry(NamedTuple):
+class _Registration(NamedTuple):
     value: Callable[..., Any]
     location: str  # "file:line" of the registration
     model: str  # An hparams set's model, if the set's name does not begin with the model's.
@@ -71,7 +71,7 @@ class Registry:
 
     def __init__(self, kind: str):
         self.kind = kind
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Registration] = {}
 
     def register(self, target: Any = None, *, model: str = "") -> Any:
         """Registers a class or function; can be a decorator, with or without parentheses.
@@ -116,7 +116,7 @@ class Registry:
                 f"two {self.kind}s are named {name!r}: one registered at {held.location}, "
                 f"another at {location}; give one of them another name"
             )
-        self._entries.setdefault(name, _Entry(value, location, model))
+        self._entries.setdefault(name, _Registration(value, location, model))
 
     def get(self, name: str) -> Any:
         """Returns the class or function registered under this name.
@@ -126,7 +126,7 @@ class Registry:
         """
         return self.entry(name).value
 
-    def entry(self, name: str) -> _Entry:
+    def entry(self, name: str) -> _Registration:
         """Returns an entry with its location and model; see `get`."""
         what, sentence = f"registered {self.kind}s", f"unknown {self.kind} {name!r}"
         check_known(name, self._entries, what, sentence, UnknownNameError)

@@ -65,7 +65,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     multiprocess.check_single(config, "--check_layout")
     virtual_devices(spec.layout.size)
     with errors_only():  # Every candidate model would log the same warnings.
-        model = _shrunk(_Model(spec))
+        model = _shrunk(_CheckedModel(spec))
     batch = {
         # `targets_previous` has the vocabulary of `targets`.
         name: _small_ids(_whole(value), model.vocab_sizes.get(name.removesuffix("_previous")))
@@ -88,7 +88,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     return RunLayoutCheck(check, changes)
 
 
-class _Model:
+class _CheckedModel:
     """A run's model and data, with changed hparams.
 
     Attributes:
@@ -120,18 +120,18 @@ class _Model:
         model_fn = model_fn_of(self.spec.model_class, self.vocab_sizes, self.spec.train_steps)
         return model_fn(mesh, features, ModeKeys.TRAIN, self.spec.hparams).outputs()
 
-    def with_hparam(self, name: str, value: int) -> _Model | None:
+    def with_hparam(self, name: str, value: int) -> _CheckedModel | None:
         """Returns the model with a changed hparam; None if it cannot be built."""
         try:
             hparams = self.spec.hparams.copy()
             hparams.set(name, value)
-            return _Model(replace(self.spec, hparams=hparams))
+            return _CheckedModel(replace(self.spec, hparams=hparams))
         except Exception as error:  # A user's model may raise any error.
             logging.debug("%s=%s cannot be: %s", name, value, error)
             return None
 
 
-def _shrunk(model: _Model) -> _Model:
+def _shrunk(model: _CheckedModel) -> _CheckedModel:
     """Returns the model with each integer hparam at its smallest possible value."""
     names = [name for name, value in model.spec.hparams.values().items() if type(value) is int]
     # Layers first: with few layers, building the other candidates is fast.
@@ -147,7 +147,7 @@ def _shrunk(model: _Model) -> _Model:
     return model
 
 
-def _candidates(name: str, model: _Model) -> list[int]:
+def _candidates(name: str, model: _CheckedModel) -> list[int]:
     """Returns smaller values of an hparam to try, the smallest first."""
     least = _FEWEST_LAYERS if "layers" in name else _SMALLEST
     sizes = {1, *(axis.size for axis in model.spec.layout.mesh_shape.dims)}
@@ -155,7 +155,7 @@ def _candidates(name: str, model: _Model) -> list[int]:
     return sorted(value for value in values if least <= value < model.spec.hparams.get(name))
 
 
-def _loses_elements(model: _Model, smaller: _Model) -> bool:
+def _loses_elements(model: _CheckedModel, smaller: _CheckedModel) -> bool:
     """Whether a dimension with several elements per device would be left with one element."""
     return any(size == 1 < model.smallest.get(name, 1) for name, size in smaller.smallest.items())
 

@@ -47,7 +47,7 @@ class IndexDirectory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Record:
+class _IndexRecord:
     """The contents of `index.json`: the arrays' dtype, their files, and `IndexWriter.facts`."""
 
     version: int
@@ -151,7 +151,7 @@ def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:
     """Computes an index in files that are deleted, but stay mapped while they are used."""
     with tempfile.TemporaryDirectory(prefix="t2tp-index-") as directory:
         _write(Path(directory), examples, make)
-        record = read_json(Path(directory, _RECORD), _Record)
+        record = read_json(Path(directory, _RECORD), _IndexRecord)
         return _mapped(Path(directory), record)
 
 
@@ -193,15 +193,15 @@ def _read(path: Path, examples: int) -> Index | None:
     return index if is_right else None
 
 
-def _checked_record(path: Path) -> _Record:
+def _checked_record(path: Path) -> _IndexRecord:
     """Reads the record of an index, and checks the files; raises ValueError if one is damaged."""
-    record = read_json(path / _RECORD, _Record)
+    record = read_json(path / _RECORD, _IndexRecord)
     for name, state in record.files.items():
         check_file(file_inside(path, name), state, read_up_to=state.bytes)
     return record
 
 
-def _mapped(path: Path, record: _Record) -> Index:
+def _mapped(path: Path, record: _IndexRecord) -> Index:
     dtype = np.dtype(record.dtype)
     return Index(record.facts, {name: mapped(path / name, dtype) for name in record.files})
 

@@ -17,7 +17,7 @@ from t2tp.problems.data.row_plan import RowPlan
 
 
 @dataclass(frozen=True)
-class Texts:
+class RowTexts:
     """The texts of a split's examples.
 
     Attributes:
@@ -52,7 +52,7 @@ class Texts:
         return f"{self.split}-{names}-{arrangement}-{length}"
 
 
-def one_per_row(texts: Texts, length: int) -> RowPlan:
+def one_per_row(texts: RowTexts, length: int) -> RowPlan:
     """Makes a row for each example, except for examples that are longer than a row.
 
     Raises:
@@ -71,7 +71,7 @@ def one_per_row(texts: Texts, length: int) -> RowPlan:
     return RowPlan(len(rows), None if len(rows) == len(texts) else rows)
 
 
-def truncated(texts: Texts, length: int) -> RowPlan:
+def truncated(texts: RowTexts, length: int) -> RowPlan:
     """Puts each example into a separate row, for readers that truncate long examples."""
 
     def make(writer: IndexWriter) -> None:
@@ -84,7 +84,7 @@ def truncated(texts: Texts, length: int) -> RowPlan:
     return RowPlan(len(texts))
 
 
-def pack(texts: Texts, length: int) -> RowPlan:
+def pack(texts: RowTexts, length: int) -> RowPlan:
     """Packs several examples into a row; an example is in the same row in all columns.
 
     Raises:
@@ -109,7 +109,7 @@ def pack(texts: Texts, length: int) -> RowPlan:
     return RowPlan(len(begins) - 1, index.arrays["examples"], begins)
 
 
-def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
+def bucketed(texts: RowTexts, length: int) -> list[tuple[int, RowPlan]]:
     """Distributes examples to buckets by length; leaves out examples that are too long.
 
     `length` is the length of the longest bucket.
@@ -176,7 +176,7 @@ class _Counts:
 
 
 def _open(
-    texts: Texts,
+    texts: RowTexts,
     arrangement: str,
     make: Callable[[IndexWriter], None],
     length: int,
@@ -193,7 +193,7 @@ def _open(
     return index
 
 
-def padding_share(texts: Texts, plan: RowPlan, length: int) -> float:
+def padding_share(texts: RowTexts, plan: RowPlan, length: int) -> float:
     """Returns the fraction of the rows' positions that are padding."""
     tokens = 0
     for begin, end in pieces(len(plan), texts.examples_at_once):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from t2tp.problems.data.columns import Column
-from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, pack, padding_share
+from t2tp.problems.data.row_layout import RowTexts, bucketed, one_per_row, pack, padding_share
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.mixture import Mixture
 from t2tp.problems.problem import AnyPath, Problem
@@ -95,15 +95,15 @@ def padding_table(problem: Problem, columns: Mapping[str, Column], split: str) -
     """
     if isinstance(problem, PairProblem):
         texts = {"inputs": columns["inputs"], "targets": columns["targets"]}
-        return _of_rows(Texts(texts, split, split), arranged=True)
+        return _of_rows(RowTexts(texts, split, split), arranged=True)
     if isinstance(problem, Text2ClassProblem):
-        return _of_rows(Texts({"inputs": columns["inputs"]}, split, split), arranged=False)
+        return _of_rows(RowTexts({"inputs": columns["inputs"]}, split, split), arranged=False)
     if isinstance(problem, LanguageModelProblem):
         return _of_windows(columns["targets"].size, split)
     return ""
 
 
-def _of_rows(texts: Texts, arranged: bool) -> str:
+def _of_rows(texts: RowTexts, arranged: bool) -> str:
     """Returns the table of rows that hold complete examples."""
     lengths = np.concatenate([lengths.max(0) for _, lengths in texts.lengths()])
     names = ("padded", "packed", "bucketed") if arranged else ("padded",)
@@ -120,7 +120,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
     return text_table(table)
 
 
-def _bucketed_share(texts: Texts, length: int) -> float:
+def _bucketed_share(texts: RowTexts, length: int) -> float:
     """Returns the fraction of padding in bucketed rows; the empty rows of batches do not count."""
     padding = positions = 0.0
     for size, plan in bucketed(texts, length):

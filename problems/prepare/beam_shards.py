@@ -110,14 +110,14 @@ class _MakeShard(beam.DoFn):
     def process(self, element: bytes) -> Iterator[None]:
         """Makes a shard."""
         with tempfile.TemporaryDirectory(prefix=_ATTEMPT, dir=self._directory) as attempt:
-            self._builder.carry_out(pickle.loads(element), _Report(), Path(attempt))
+            self._builder.carry_out(pickle.loads(element), _BeamReport(), Path(attempt))
             files = list(Path(attempt).iterdir())
             for file in sorted(files, key=lambda file: file.suffix == ".json"):
                 file.replace(self._directory / file.name)
         yield
 
 
-class _Report:
+class _BeamReport:
     """The report of one shard, because workers share no counter while the pipeline runs."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from t2tp.typed_files import convert
 _NAMED = 10
 
 
-class _Contents(NamedTuple):
+class _DirectoryContents(NamedTuple):
     """The contents of a directory, for its manifest.
 
     Attributes:
@@ -114,7 +114,7 @@ def _attempt(
     _write_manifest(problem, partial, contents)
 
 
-def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Contents:
+def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _DirectoryContents:
     """Writes everything except the manifest into a directory."""
     manifest.write_options(directory, problem.generation_options())
     with beam_for_downloads(samples.settings.beam):
@@ -130,7 +130,7 @@ def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Conten
 
 def _make_shards(
     problem: Preparable, directory: Path, vocabulary: str, samples: OpenSamples
-) -> _Contents:
+) -> _DirectoryContents:
     """Encodes the samples of all splits."""
     sizes, files = make_shards(
         problem, directory, samples.scratch, samples.counts, samples.settings
@@ -143,7 +143,7 @@ def _make_shards(
         for split, split_sizes in sizes.items()
     }
     provenance = problem.provenance(directory, samples.scratch)
-    return _Contents(vocabulary, provenance, columns, sizes, stored, files)
+    return _DirectoryContents(vocabulary, provenance, columns, sizes, stored, files)
 
 
 def _fill_parts(
@@ -152,14 +152,14 @@ def _fill_parts(
     parts: Mapping[Path, Preparable],
     vocabulary: str,
     samples: OpenSamples,
-) -> _Contents:
+) -> _DirectoryContents:
     """Generates the data of each problem of a mixture, with the common vocabulary."""
     contents = []
     for part_dir, part in parts.items():
         contents.append(_fill(part, part_dir, samples.inside(part, part_dir)))
         _write_manifest(part, part_dir, contents[-1])
     splits = {split: [each.splits[split] for each in contents] for split in problem.splits}
-    return _Contents(
+    return _DirectoryContents(
         vocabulary,
         problem.provenance(directory, samples.scratch),
         contents[0].columns,
@@ -172,7 +172,7 @@ def _fill_parts(
     )
 
 
-def _write_manifest(problem: Preparable, directory: Path, contents: _Contents) -> None:
+def _write_manifest(problem: Preparable, directory: Path, contents: _DirectoryContents) -> None:
     """Writes the manifest of a directory that is otherwise complete."""
     files = dict(contents.files)
     for name, path in _files_in(directory):

@@ -35,7 +35,7 @@ from t2tp.problems.data.shards import ShardWriter, finished, finished_names, rea
 from t2tp.problems.prepare.open_samples import open_samples
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings
-from t2tp.problems.prepare.shard_workers import Report, make_in_processes
+from t2tp.problems.prepare.shard_workers import SampleReport, make_in_processes
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
 # By default, a shard has at least about `_SHARD_SAMPLES` samples, and a split at most
@@ -209,7 +209,7 @@ class _ShardBuilder:
         """Returns the state without open samples, which cannot be pickled."""
         return {**self.__dict__, "_samples": {}, "_encode": None}
 
-    def carry_out(self, job: _Job, report: Report, directory: Path | None = None) -> None:
+    def carry_out(self, job: _Job, report: SampleReport, directory: Path | None = None) -> None:
         """Generates a shard, or checks that the samples of an existing shard are unchanged.
 
         Writes a new shard into `directory` if given, else into the directory of all shards.
@@ -234,7 +234,7 @@ class _ShardBuilder:
         seconds = (time.monotonic() - start) * total / num_tried
         return max(1, min(default_workers(), int(seconds / _WORKER_SECONDS)))
 
-    def _make(self, job: _Job, report: Report, directory: Path) -> None:
+    def _make(self, job: _Job, report: SampleReport, directory: Path) -> None:
         if self._encode is None:
             self._encode = self._problem.encoder(self._directory)
         bad = BadSamples(self._problem.name, self._bad_limit, report.bad_sample)
@@ -252,7 +252,7 @@ class _ShardBuilder:
                 except Exception as error:  # a user's problem raises any type
                     writer.skip_bad(bad.add(job.split, number, error, sample))
 
-    def _compare(self, job: _Job, report: Report) -> None:
+    def _compare(self, job: _Job, report: SampleReport) -> None:
         digest = SampleDigest()
         for _, read in self._reads(job, report):
             try:
@@ -267,7 +267,7 @@ class _ShardBuilder:
             )
 
     def _reads(
-        self, job: _Job, report: Report | None
+        self, job: _Job, report: SampleReport | None
     ) -> Iterator[tuple[int, Callable[[], Sample]]]:
         """Yields each sample's number, and a function that reads it; reports progress."""
         if job.split not in self._samples:

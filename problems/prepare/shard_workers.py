@@ -26,7 +26,7 @@ class WorkerDeathError(Exception):
     """A worker process was killed."""
 
 
-class Report(Protocol):
+class SampleReport(Protocol):
     """Counts the samples of all shards."""
 
     def samples(self, count: int) -> None:
@@ -39,7 +39,7 @@ class Report(Protocol):
 class Builder(Protocol):
     """Makes one shard; it is pickled for the workers."""
 
-    def carry_out(self, job: Any, report: Report, directory: Path | None = None) -> None:
+    def carry_out(self, job: Any, report: SampleReport, directory: Path | None = None) -> None:
         """Makes or checks a shard; writes a new shard into `directory`, if given."""
 
 

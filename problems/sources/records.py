@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from t2tp.optional_import import optional_import
 from t2tp.problems.data.sample import BadSampleError, SkippedSampleError
-from t2tp.problems.sources.user_files import Lines, fingerprint
+from t2tp.problems.sources.user_files import LineRange, fingerprint
 from t2tp.suggestions import check_known
 
 Record = Mapping[str, Any]
@@ -94,7 +94,7 @@ class _JsonLines:
     """A JSON object per line."""
 
     def __init__(self, path: Path, scratch: Path):
-        self._lines = Lines([path], scratch)
+        self._lines = LineRange([path], scratch)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -122,7 +122,7 @@ class _Csv:
     """A table whose first row has the names of the columns; values may be quoted."""
 
     def __init__(self, path: Path, scratch: Path, delimiter: str):
-        self._rows = Lines([path], scratch, quoted=True)
+        self._rows = LineRange([path], scratch, quoted=True)
         self._delimiter = delimiter
         self._names = self._read(0) if len(self._rows) else []
 

@@ -19,7 +19,7 @@ _MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class _Record:
+class _SourceRecord:
     """The contents of the record: absolute patterns, and the states of the files that match."""
 
     patterns: list[str]
@@ -35,7 +35,7 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
 
 def changed_sources(directory: Path) -> str:
     """Describes changes since `write_sources`; "" if none, or if no file exists any more."""
-    record = read_json(directory / SOURCES_FILE, _Record, _MAX_BYTES)
+    record = read_json(directory / SOURCES_FILE, _SourceRecord, _MAX_BYTES)
     old_states = record.files
     states = _states(old_states)
     gone = [path for path in old_states if path not in states]

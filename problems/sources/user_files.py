@@ -105,7 +105,7 @@ def json_names(path: Path) -> list[str]:
     return list(record) if isinstance(record, dict) else []
 
 
-class Lines:
+class LineRange:
     """The lines of all files, without their line ends (LF or CR LF)."""
 
     def __init__(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Contents:
+class _CharacterTable:
     """The contents of the file of a `CharacterVocabulary`."""
 
     characters: str
@@ -45,7 +45,7 @@ class CharacterVocabulary(Vocabulary):
     @classmethod
     def read(cls, contents: bytes) -> CharacterVocabulary:
         """Reads the vocabulary from the contents of its file."""
-        return cls(parse_json(contents, cls.file_name, _Contents).characters)
+        return cls(parse_json(contents, cls.file_name, _CharacterTable).characters)
 
     def contents(self) -> bytes:
         """Returns the characters as JSON."""

@@ -21,7 +21,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 @dataclass(frozen=True)
-class _Contents:
+class _TokenizerFile:
     """The contents of the file of a `TokenizerVocabulary`: the arguments of its constructor."""
 
     tokenizer: str
@@ -76,7 +76,7 @@ class TokenizerVocabulary(Vocabulary):
     @classmethod
     def read(cls, contents: bytes) -> TokenizerVocabulary:
         """Reads the vocabulary from the contents of its file."""
-        fields = parse_json(contents, cls.file_name, _Contents, 2 * MAX_TOKENIZER_BYTES)
+        fields = parse_json(contents, cls.file_name, _TokenizerFile, 2 * MAX_TOKENIZER_BYTES)
         return cls(fields.tokenizer, fields.eos_token, fields.begin_token, fields.end_ids)
 
     @classmethod

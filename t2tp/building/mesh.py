@@ -19,7 +19,7 @@ from t2tp.mesh.layout import Layout
 
 
 @dataclass(frozen=True)
-class Declaration:
+class VariableDeclaration:
     """What the code that creates a variable says of it, besides its shape and dtype.
 
     Attributes:
@@ -58,7 +58,7 @@ class BuildContext:
     transfer: Transfer | None = None
     runs_schedule: bool = False
     stage_scopes: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
-    declarations: dict[str, Declaration] = field(default_factory=dict)
+    declarations: dict[str, VariableDeclaration] = field(default_factory=dict)
     gradients: dict[str, upstream.Tensor | None] = field(default_factory=dict)
 
     def ratio(self, dim_name: str) -> float:
@@ -106,9 +106,9 @@ def context_of(mesh: upstream.Mesh) -> BuildContext:
     return mesh.context if isinstance(mesh, Mesh) else BuildContext()
 
 
-def declared(variable: upstream.Variable) -> Declaration:
+def declared(variable: upstream.Variable) -> VariableDeclaration:
     """Returns the declaration of a variable; without one, nothing is known of it."""
-    return context_of(variable.mesh).declarations.get(variable.name, Declaration())
+    return context_of(variable.mesh).declarations.get(variable.name, VariableDeclaration())
 
 
 def is_balance(variable: upstream.Variable) -> bool:

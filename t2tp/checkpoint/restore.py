@@ -113,7 +113,7 @@ def restore_step(directory: Path, step: int, variables: Variables, *, strict: bo
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _ChosenCheckpoint:
     """The checkpoint that process 0 chose for all processes, open only in process 0."""
 
     step_dir: Path
@@ -124,7 +124,7 @@ class _Choice:
 
 def _choose(
     cluster: Cluster, directory: Path, choose: Callable[[], Checkpoint | None]
-) -> _Choice | None:
+) -> _ChosenCheckpoint | None:
     """Lets process 0 choose a checkpoint, or raises its error in all processes."""
     opened: Checkpoint | None = None
     failure: UnusableCheckpointError | None = None
@@ -142,7 +142,7 @@ def _choose(
     if chosen is None:
         return None
     step, save_id = chosen
-    return _Choice(step_directory(directory, step), step, save_id, opened)
+    return _ChosenCheckpoint(step_directory(directory, step), step, save_id, opened)
 
 
 # Errors that a single process may have, most severe first.
@@ -150,7 +150,7 @@ _ERRORS = (DifferentCheckpointsError, UnusableCheckpointError, DamagedCheckpoint
 
 
 def _restore_choice(
-    choice: _Choice, variables: Variables, strict: bool, zero_if_missing: Collection[str]
+    choice: _ChosenCheckpoint, variables: Variables, strict: bool, zero_if_missing: Collection[str]
 ) -> Checkpoint:
     """Restores the chosen checkpoint in all processes; all raise the most severe error."""
     outcome: tuple[int, str] | None = None
@@ -173,7 +173,7 @@ def _restore_choice(
     return saved
 
 
-def _open_same(choice: _Choice) -> Checkpoint:
+def _open_same(choice: _ChosenCheckpoint) -> Checkpoint:
     """Opens the chosen checkpoint and checks that it is the save that process 0 opened."""
     if choice.opened is not None:
         return choice.opened

@@ -26,7 +26,7 @@ from t2tp.checkpoint.frozen_base import open_base
 from t2tp.checkpoint.reading import BASE, TRAINABLE
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.safetensors_file import DTYPES, create
-from t2tp.huggingface.tensor_map import Piece, Variable
+from t2tp.huggingface.tensor_map import TensorPiece, Variable
 from t2tp.program.variables import average_of
 
 _T = TypeVar("_T")
@@ -192,17 +192,17 @@ def export_adapters(
 def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
     """Returns the adapted modules of the Hugging Face model."""
     shapes = tuned.shapes()
-    of_module: dict[str, list[_Part]] = {}
+    of_module: dict[str, list[_AdapterPart]] = {}
     for variable in variables:
         if f"{variable.name}{DOWN}" in shapes:
             for piece in variable.pieces:
-                part = _Part.read(tuned, piece, variable.name)
+                part = _AdapterPart.read(tuned, piece, variable.name)
                 of_module.setdefault(piece.theirs.removesuffix(".weight"), []).append(part)
     return [_module(name, parts) for name, parts in of_module.items()]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AdapterPart:
     """The adapter of one of our weights, in the dimensions of the Hugging Face module.
 
     Attributes:
@@ -220,7 +220,7 @@ class _Part:
     is_in_out: bool
 
     @classmethod
-    def read(cls, tuned: Checkpoint, piece: Piece, name: str) -> _Part:
+    def read(cls, tuned: Checkpoint, piece: TensorPiece, name: str) -> _AdapterPart:
         """Reads the adapter of our weight `name` for one of its pieces."""
         down, up = (_of_piece(tuned, f"{name}{end}", piece) for end in (DOWN, UP))
         # The index of each of our dimensions among the dimensions of Hugging Face's tensor.
@@ -241,7 +241,7 @@ class _Part:
         )
 
 
-def _module(name: str, parts: Sequence[_Part]) -> _Module:
+def _module(name: str, parts: Sequence[_AdapterPart]) -> _Module:
     """Joins the adapters of a module's weights, which compute different outputs of the module."""
     rank = sum(len(part.down) for part in parts)
     up = np.zeros((parts[0].size, rank), np.float32)
@@ -255,7 +255,7 @@ def _module(name: str, parts: Sequence[_Part]) -> _Module:
     return _Module(name, down, up, parts[0].is_in_out)
 
 
-def _of_piece(saved: Checkpoint, name: str, piece: Piece) -> np.ndarray:
+def _of_piece(saved: Checkpoint, name: str, piece: TensorPiece) -> np.ndarray:
     """Reads one of an adapter's two matrices, [in..., rank] or [rank, out...]."""
     shape = saved.shapes()[name]
     if piece.expert is None:

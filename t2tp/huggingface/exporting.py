@@ -16,7 +16,7 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.importing import Progress
 from t2tp.huggingface.model_directory import INDEX_FILE, WEIGHTS_FILE
 from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
-from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
+from t2tp.huggingface.tensor_map import MOST_ELEMENTS, TensorPiece, Variable
 from t2tp.processes.cluster import ALONE, Cluster
 
 # Size limit of a file in bytes, as in `transformers`.
@@ -166,7 +166,7 @@ def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
             yield Slice(variable.name, variable.shape, begin, size, _kind(saved, variable))
 
 
-def _write(view: np.ndarray, piece: Piece, part: Slice, value: np.ndarray) -> None:
+def _write(view: np.ndarray, piece: TensorPiece, part: Slice, value: np.ndarray) -> None:
     """Writes a slice's overlap with a piece of our variable into the piece's view."""
     offsets = (piece.expert or 0, *(0 for _ in part.begin[1:]))
     to, of = [], []

@@ -12,7 +12,7 @@ from t2tp import checkpoint
 from t2tp.checkpoint import Slice
 from t2tp.checkpoint.reading import DIMENSIONS, TRAINABLE
 from t2tp.huggingface.model_directory import ModelDirectory
-from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
+from t2tp.huggingface.tensor_map import MOST_ELEMENTS, TensorPiece, Variable
 from t2tp.processes.cluster import ALONE, Cluster
 
 Progress = Callable[[int], object]
@@ -23,7 +23,7 @@ class _Box:
     """A slice of a variable. All its values are in one tensor of the source directory."""
 
     variable: Variable
-    piece: Piece
+    piece: TensorPiece
     begin: tuple[int, ...]
     size: tuple[int, ...]
 

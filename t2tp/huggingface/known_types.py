@@ -23,8 +23,8 @@ from t2tp.huggingface import layer_kinds, rotary, values
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.model_types import bert, gpt2, gpt_oss, llama, mixtral, phi3, t5, vit
-from t2tp.huggingface.part import SAME_VALUE, Conversion, Part, of_entry, of_values
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.part import SAME_VALUE, ConfigPart, Conversion, of_entry, of_values
+from t2tp.huggingface.tensor_map import TensorRow
 from t2tp.toml import read_packaged
 
 CONVERSIONS: dict[str, Conversion] = {
@@ -43,7 +43,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "router_loss": values.ROUTER_LOSS,
 }
 
-PARTS: dict[str, Part] = {
+PARTS: dict[str, ConfigPart] = {
     "first_token": values.FIRST_TOKEN,
     "gpt2_heads": values.equal_heads("n_embd", "n_head"),
     "bert_heads": values.equal_heads("hidden_size", "num_attention_heads"),
@@ -65,7 +65,7 @@ PARTS: dict[str, Part] = {
     "t5": t5.T5,
 }
 
-TENSORS: dict[str, Callable[[HParams], Sequence[Entry]]] = {
+TENSORS: dict[str, Callable[[HParams], Sequence[TensorRow]]] = {
     "llama": llama.tensors,
     "mixtral": mixtral.mixtral,
     "qwen3_moe": mixtral.qwen3_moe,
@@ -97,8 +97,8 @@ def _table(name: str) -> dict[str, Any]:
     return table
 
 
-def _parts(hparams: Mapping[str, Any]) -> list[Part]:
-    """Returns the `Part`s of a table's hparams."""
+def _parts(hparams: Mapping[str, Any]) -> list[ConfigPart]:
+    """Returns the `ConfigPart`s of a table's hparams."""
     sources = {name: value for name, value in hparams.items() if isinstance(value, dict)}
     parts = [of_values({name: hparams[name] for name in hparams if name not in sources})]
     for name, source in sources.items():

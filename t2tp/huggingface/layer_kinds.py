@@ -5,7 +5,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.part import Config, Part
+from t2tp.huggingface.part import Config, ConfigPart
 
 _KINDS = {"full_attention": "full", "sliding_attention": "local"}
 # The `sliding_window` that is written if no layer has a window. For some model types, transformers
@@ -73,7 +73,7 @@ def _write_window(hparams: HParams) -> dict[str, Any]:
 
 
 # For models in which all layers have a window, or none.
-WINDOW = Part(("sliding_window",), _read_window, _write_window)
+WINDOW = ConfigPart(("sliding_window",), _read_window, _write_window)
 
 
 def _used_window(config: Config) -> int | None:
@@ -85,7 +85,7 @@ def _with_switch(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 # Like WINDOW, but the window is ignored unless `use_sliding_window` is true.
-SWITCHED_WINDOW = Part(
+SWITCHED_WINDOW = ConfigPart(
     ("sliding_window", "use_sliding_window"),
     lambda config: _read_window({**config, "sliding_window": _used_window(config)}),
     lambda hparams: _with_switch(_write_window(hparams)),
@@ -109,14 +109,14 @@ def _read_last(config: Config) -> dict[str, Any]:
 
 
 # For models in which layers from `max_window_layers` on have a window.
-WINDOW_OF_LAST_LAYERS = Part(
+WINDOW_OF_LAST_LAYERS = ConfigPart(
     ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
     _read_last,
     lambda hparams: _with_switch(_written(hparams, None)),
 )
 
 
-def window_except_every(period: int | str) -> Part:
+def window_except_every(period: int | str) -> ConfigPart:
     """Returns the part for models in which layers have a window, except each `period`-th layer.
 
     The period is a number, or the name of the config's entry with the number.
@@ -128,7 +128,7 @@ def window_except_every(period: int | str) -> Part:
         return _layers(config, _layer_types(config, [number % size > 0 for number in numbers]))
 
     further = (period,) if isinstance(period, str) else ()
-    return Part(
+    return ConfigPart(
         ("layer_types", "sliding_window", *further),
         read,
         lambda hparams: _written(hparams, _UNUSED_WINDOW),
@@ -155,7 +155,7 @@ def _write_nope(hparams: HParams) -> dict[str, Any]:
 
 
 # For models in which some layers have no positions. Such a layer may have a window.
-WITHOUT_POSITIONS = Part(
+WITHOUT_POSITIONS = ConfigPart(
     (
         *("layer_types", "sliding_window", "use_sliding_window"),
         *("no_rope_layers", "no_rope_layer_interval"),

@@ -9,8 +9,8 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.layer_kinds import kinds_of_layers, pattern_of
-from t2tp.huggingface.part import Config, Part, Shapes
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.part import Config, ConfigPart, Shapes
+from t2tp.huggingface.tensor_map import TensorRow
 from t2tp.layers.positions import context_length
 from t2tp.toml import read_packaged
 from t2tp.typed_files import Schema, convert
@@ -70,9 +70,9 @@ class ModelType:
     model: str
     hparams_set: str
     problem: str
-    parts: Sequence[Part]
-    training: Sequence[Part]
-    entries: Callable[[HParams], Sequence[Entry]]
+    parts: Sequence[ConfigPart]
+    training: Sequence[ConfigPart]
+    entries: Callable[[HParams], Sequence[TensorRow]]
     without_effect: Sequence[str] = ()
     defaults: Config = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class ModelType:
             ) from error
         return hparams
 
-    def tensors(self, hparams: HParams) -> Sequence[Entry]:
+    def tensors(self, hparams: HParams) -> Sequence[TensorRow]:
         """Returns the table of the tensors; see `tensor_map`."""
         return self.entries(canonical(hparams))
 
@@ -240,7 +240,7 @@ class ModelType:
                     f" know of models of type {self.name}: remove it if their code does not read it"
                 )
 
-    def _entries(self, parts: Sequence[Part]) -> set[str]:
+    def _entries(self, parts: Sequence[ConfigPart]) -> set[str]:
         return {name for part in parts for name in part.entries}
 
 

@@ -3,7 +3,7 @@
 Most entries correspond to one hparam each: `hidden_size` is `d_model`, and `hidden_act` is `mlp`
 with other names for the values. A type's table (`model_types/*.toml`) lists these entries, with a
 `Conversion` if the values differ. Other hparams, such as those of rotary positions, depend on
-several entries. A `Part` converts such a group of entries and hparams.
+several entries. A `ConfigPart` converts such a group of entries and hparams.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +17,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Part:
+class ConfigPart:
     """Entries of a config, and the hparams that they determine.
 
     Attributes:
@@ -52,15 +52,15 @@ class Conversion:
 SAME_VALUE = Conversion(lambda config, entry: config[entry])
 
 
-def of_entry(hparam: str, entry: str, conversion: Conversion) -> Part:
+def of_entry(hparam: str, entry: str, conversion: Conversion) -> ConfigPart:
     """Returns the part for an hparam with one entry."""
-    return Part(
+    return ConfigPart(
         (entry, *conversion.also),
         lambda config: {hparam: conversion.read(config, entry)},
         lambda hparams: {entry: conversion.write(hparams, hparam)},
     )
 
 
-def of_values(hparams: Mapping[str, Any]) -> Part:
+def of_values(hparams: Mapping[str, Any]) -> ConfigPart:
     """Returns the part for hparams with fixed values."""
-    return Part((), lambda config: dict(hparams))
+    return ConfigPart((), lambda config: dict(hparams))

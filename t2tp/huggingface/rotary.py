@@ -5,7 +5,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.part import Config, Part
+from t2tp.huggingface.part import Config, ConfigPart
 from t2tp.huggingface.values import HEAD_SIZE
 
 # Scaling type -> config entry -> hparam.
@@ -87,8 +87,8 @@ def _write_partial(hparams: HParams) -> dict[str, Any]:
     return {**_write(hparams), _FRACTION: hparams.rotary_fraction}
 
 
-def _by_kind(base: float, local_base: float | str) -> Part:
-    """Returns the `Part` for models whose kinds of layers have different rotary positions.
+def _by_kind(base: float, local_base: float | str) -> ConfigPart:
+    """Returns the `ConfigPart` for models whose kinds of layers have different rotary positions.
 
     `base` is the default base of layers without a window. `local_base` is the default base of
     layers with a window, or the name of the config's entry with this base.
@@ -119,7 +119,7 @@ def _by_kind(base: float, local_base: float | str) -> Part:
         return {**found, "local_rotary_base": local["rotary_base"]}
 
     further = (local_base,) if isinstance(local_base, str) else ()
-    return Part((*_ENTRIES, *further), read, _write_both)
+    return ConfigPart((*_ENTRIES, *further), read, _write_both)
 
 
 def _write_both(hparams: HParams) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def _written_scaling(hparams: HParams) -> dict[str, Any]:
     return {"rope_type": kind, **values, **({"truncate": False} if unrounded else {})}
 
 
-ROTARY = Part(_ENTRIES, _read, _write)
-PARTIAL = Part(_ENTRIES, _read_partial, _write_partial)
-GPT_OSS = Part(_ENTRIES, _read_gpt_oss, _write_gpt_oss)
+ROTARY = ConfigPart(_ENTRIES, _read, _write)
+PARTIAL = ConfigPart(_ENTRIES, _read_partial, _write_partial)
+GPT_OSS = ConfigPart(_ENTRIES, _read_gpt_oss, _write_gpt_oss)
 OLMO3 = _by_kind(500_000.0, 500_000.0)
 GEMMA3 = _by_kind(1e6, "rope_local_base_freq")

@@ -1,7 +1,7 @@
 """Tables that map Hugging Face's tensors ("theirs") to our variables, in named dimensions.
 
 ```python
-Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
+TensorRow("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
       ("layer_{layer}/attention/q", ...), "d_model heads d_kv")
 ```
 
@@ -30,7 +30,7 @@ Index = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorRow:
     """Maps a tensor of theirs, or a tensor for each layer or expert, to our variables.
 
     Attributes:
@@ -54,27 +54,27 @@ class Entry:
 
 def dense(
     theirs: str, ours: str, into: str, out: str, *, bias: bool = True, is_in_out: bool = False
-) -> list[Entry]:
+) -> list[TensorRow]:
     """Returns the entries of their module's matrix and bias.
 
     `into` and `out` are our dimensions of inputs and outputs, as in "heads d_kv". Their matrix is
     [out, in], or with `is_in_out` [in, out].
     """
     their_dims = f"({into}) ({out})" if is_in_out else f"({out}) ({into})"
-    found = [Entry(f"{theirs}.weight", their_dims, ours, f"{into} {out}")]
-    return [*found, Entry(f"{theirs}.bias", f"({out})", f"{ours}_bias", out)] if bias else found
+    found = [TensorRow(f"{theirs}.weight", their_dims, ours, f"{into} {out}")]
+    return [*found, TensorRow(f"{theirs}.bias", f"({out})", f"{ours}_bias", out)] if bias else found
 
 
-def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
+def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[TensorRow]:
     """Returns the entries of a layer norm."""
     return [
-        Entry(f"{theirs}.weight", dim, f"{ours}/norm_scale", dim),
-        Entry(f"{theirs}.bias", dim, f"{ours}/norm_bias", dim),
+        TensorRow(f"{theirs}.weight", dim, f"{ours}/norm_scale", dim),
+        TensorRow(f"{theirs}.bias", dim, f"{ours}/norm_bias", dim),
     ]
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Maps one of their tensors, or a part of it, to a part of our variable.
 
     Attributes:
@@ -111,14 +111,14 @@ class Variable:
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
     @property
-    def read_pieces(self) -> tuple[Piece, ...]:
+    def read_pieces(self) -> tuple[TensorPiece, ...]:
         """The pieces that are not copies."""
         return tuple(each for each in self.pieces if not each.is_copy)
 
-    def boxes(self, piece: Piece, most_elements: int) -> Iterator[tuple[Index, Index]]:
+    def boxes(self, piece: TensorPiece, most_elements: int) -> Iterator[tuple[Index, Index]]:
         """Divides a piece into boxes of at most `most_elements`, in row-major order.
 
         Yields the begin and the size of each box along all dimensions of the variable.
@@ -128,7 +128,7 @@ class Variable:
             yield (begin if piece.expert is None else (piece.expert, *begin[1:])), size
 
 
-def variables(entries: Iterable[Entry], sizes: Mapping[str, int]) -> list[Variable]:
+def variables(entries: Iterable[TensorRow], sizes: Mapping[str, int]) -> list[Variable]:
     """Returns our variables, in the order of the table `entries`.
 
     `sizes` has the sizes of dimensions, and the numbers of layers and experts.
@@ -159,7 +159,7 @@ def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
             yield (index, *begins), (1, *sizes)
 
 
-def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def _numbers(entry: TensorRow, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yields a layer's and an expert's index for each tensor of an entry."""
     layers = range(sizes[entry.layers]) if "{layer}" in entry.theirs else range(1)
     experts = range(sizes["expert"]) if "{expert}" in entry.theirs else range(1)
@@ -169,8 +169,8 @@ def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]
 
 
 def _pieces(
-    entry: Entry, numbers: Mapping[str, int], sizes: Mapping[str, int]
-) -> Iterator[tuple[str, tuple[str, ...], Piece]]:
+    entry: TensorRow, numbers: Mapping[str, int], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, tuple[str, ...], TensorPiece]]:
     """Yields name, dimensions and piece of each of our variables in an entry."""
     ours = (entry.ours,) if isinstance(entry.ours, str) else entry.ours
     has_parts = re.search(rf"\b{_PART}\b", entry.their_dims) is not None
@@ -193,7 +193,7 @@ def _pieces(
         yield (
             name.format(layer=f"{numbers['layer']:02d}"),
             dims,
-            Piece(
+            TensorPiece(
                 entry.theirs.format(**numbers),
                 (sum(heights), *(math.prod(known[dim] for dim in g) for g in groups[1:])),
                 (begin, begin + heights[entry.term]),

@@ -5,7 +5,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.part import Config, Conversion, Part
+from t2tp.huggingface.part import Config, ConfigPart, Conversion
 from t2tp.suggestions import check_known
 
 _ONE_CLASS = "single_label_classification"
@@ -82,7 +82,7 @@ def _first_token(value: Any) -> int:
 
 
 TOKEN = Conversion(lambda config, entry: _first_token(config[entry]))
-FIRST_TOKEN = Part(
+FIRST_TOKEN = ConfigPart(
     ("bos_token_id",),
     lambda config: {"bos_token_id": _first_token(config["bos_token_id"])},
     # Without this entry, `transformers` uses a default pad token. If it is outside a small
@@ -121,9 +121,9 @@ HEAD_SIZE = Conversion(
 GPT2_HIDDEN_SIZE = Conversion(lambda config, entry: _or(config.get(entry), 4 * config["n_embd"]))
 
 
-def equal_heads(size: str, heads: str) -> Part:
+def equal_heads(size: str, heads: str) -> ConfigPart:
     """Returns the part for heads that divide the hidden size equally; the arguments are entries."""
-    return Part((), lambda config: {"d_kv": config[size] // config[heads]})
+    return ConfigPart((), lambda config: {"d_kv": config[size] // config[heads]})
 
 
 # The coefficient of the experts' load-balancing loss, which a separate entry enables.
@@ -140,9 +140,9 @@ HALF_OF_EXPERTS = Conversion(
 )
 
 
-def classes(bias: str) -> Part:
+def classes(bias: str) -> ConfigPart:
     """Returns the part for a classifier's number of classes; `bias` is our name of its bias."""
-    return Part(
+    return ConfigPart(
         ("num_labels", "id2label", "problem_type"),
         _read_classes,
         lambda hparams: _labels(hparams.num_classes),

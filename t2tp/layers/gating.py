@@ -61,7 +61,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """One chosen expert for each token: all first choices, or all second choices, and so on.
 
     Attributes:
@@ -77,7 +77,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ExpertAssignment:
-    """A `Choice`, with the token's slot at the chosen expert.
+    """A `TokenChoice`, with the token's slot at the chosen expert.
 
     Attributes:
       slots: int32 [groups, group], index into [experts * capacity]; out of range if the token is
@@ -93,7 +93,7 @@ class ExpertAssignment:
 
 def token_choices(
     router: Router, k: int, *, normalize: bool, scale: float = 1.0, balances_all: bool = False
-) -> tuple[list[Choice], mtf.Tensor]:
+) -> tuple[list[TokenChoice], mtf.Tensor]:
     """Chooses the k experts with the highest scores for each token.
 
     k = 1 follows W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1: the gate
@@ -129,7 +129,7 @@ def token_choices(
     choices = []
     for pick, chosen in _highest(remaining, experts, k):
         gate = mtf.reduce_sum(probabilities * chosen, reduced_dim=experts)
-        choices.append(Choice(pick, chosen * router.token_mask, gate))
+        choices.append(TokenChoice(pick, chosen * router.token_mask, gate))
     factor: mtf.Tensor | float = scale
     if normalize:
         factor = scale / mtf.maximum(mtf.add_n([choice.gate for choice in choices]), 1e-9)
@@ -167,7 +167,7 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
     return mtf.reshape(members + (mtf.add_n(of_token) - 1.0) * _BELOW_ALL, scores.shape)
 
 
-def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
+def imbalance(router: Router, choices: Sequence[TokenChoice]) -> mtf.Tensor:
     """Returns zeros [rows], whose gradient w.r.t. `balance` is each expert's load minus the mean.
 
     The update of `balance` subtracts this gradient's sign times a rate (arXiv:2408.15664, algorithm
@@ -179,7 +179,9 @@ def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
     return total - mtf.stop_gradient(total)
 
 
-def assigned(router: Router, choices: Sequence[Choice], capacity: int) -> list[ExpertAssignment]:
+def assigned(
+    router: Router, choices: Sequence[TokenChoice], capacity: int
+) -> list[ExpertAssignment]:
     """Assigns slots at the experts, up to `capacity` slots per expert and group.
 
     First choices take precedence over second choices, and earlier tokens over later ones.

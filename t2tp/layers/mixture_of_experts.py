@@ -15,9 +15,9 @@ from t2tp.choices import DISPATCHES, GATINGS, ROUTER_SCORES
 from t2tp.layers import variables
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.gating import (
-    Choice,
     ExpertAssignment,
     Router,
+    TokenChoice,
     assigned,
     expert_choices,
     imbalance,
@@ -341,7 +341,7 @@ class MixtureOfExperts:
         return mtf.add_n(parts), load_balance, num_choices, dropped
 
     def _dropless(
-        self, tokens: mtf.Tensor, router: Router, choices: Sequence[Choice]
+        self, tokens: mtf.Tensor, router: Router, choices: Sequence[TokenChoice]
     ) -> mtf.Tensor:
         """Applies the experts to [batch, ..., d_model] without a capacity.
 

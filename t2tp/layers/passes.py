@@ -44,7 +44,7 @@ class SequenceInfo:
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncodedMemory:
     """The sequence that cross-attention attends to, such as an encoder's output.
 
     Attributes:
@@ -69,7 +69,7 @@ class FullForward:
 
     sequence: SequenceInfo
     training: bool
-    memory: Memory | None = None
+    memory: EncodedMemory | None = None
     relative_bias: RelativeBias | None = None
 
     def token_mask(self) -> mtf.Tensor | None:
@@ -92,7 +92,7 @@ class Prefill:
     sequence: SequenceInfo
     length: mtf.Dimension
     state: DecodeState
-    memory: Memory | None = None
+    memory: EncodedMemory | None = None
     relative_bias: RelativeBias | None = None
     training: bool = False
 

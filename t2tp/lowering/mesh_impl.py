@@ -66,7 +66,7 @@ class LaidOutVariable:
         return tf.group(assign_fn(self._variable, self.laid_out_tensor.slice, values[0]))
 
 
-class Target(NamedTuple):
+class Backend(NamedTuple):
     """The properties of a program's hardware and compiler that affect the lowering.
 
     Attributes:
@@ -117,7 +117,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         step: tf.Tensor,
         seed: int,
         variable_slices: Mapping[str, tf.Variable],
-        target: Target,
+        target: Backend,
         names_by_stage: Callable[[str], Sequence[str | None] | None] = lambda _: None,
     ) -> None:
         """Prepares to lower one graph for processor `pnum`, an int32 scalar.

@@ -36,7 +36,7 @@ from t2tp.mesh.wire import Wire
 _LARGE = 1 << 14
 
 
-class _Keys:
+class _CollectiveKeys:
     """Allocates keys by counting."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Keys:
 #   a processor's group is the first of the 8 keys plus the group's number, here `pnum // 4`.
 #   The instance key names a collective. TensorFlow would mix up two collectives that run at the
 #   same time under one key.
-_group_keys, _instance_keys = _Keys(), _Keys()
+_group_keys, _instance_keys = _CollectiveKeys(), _CollectiveKeys()
 _first_keys: dict[tuple, int] = {}
 
 
@@ -80,7 +80,7 @@ def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _ProcessorGroup:
     """The group of processors that run a collective together.
 
     Attributes:
@@ -451,13 +451,13 @@ class Collectives:
         numbers = tf.constant(self._numbers_along(axis), tf.int32)
         other = self._pnum + tf.gather(numbers, partner) - tf.gather(numbers, place)
         low, high = tf.minimum(self._pnum, other), tf.maximum(self._pnum, other)
-        pair = _Group(self._pair_key() + low * len(self._devices) + high, 2)
+        pair = _ProcessorGroup(self._pair_key() + low * len(self._devices) + high, 2)
         both = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], pair)
         both = tf.ensure_shape(both, [2, *x.shape])
         return tf.gather(both, tf.cast(self._pnum < other, tf.int32))
 
     def _emit(
-        self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _Group, **merging: str
+        self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _ProcessorGroup, **merging: str
     ) -> tf.Tensor:
         """Emits a TensorFlow collective on the `x` of each member of the group."""
         return raw_op(
@@ -499,10 +499,10 @@ class Collectives:
         parts = [part for axis in axes for part in self._axes.parts(axis)]
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 
-    def _group(self, axes: Sequence[int]) -> _Group:
+    def _group(self, axes: Sequence[int]) -> _ProcessorGroup:
         """Returns the group along axes of the mesh; `axes` are in the mesh's order."""
 
-        def make() -> _Group:
+        def make() -> _ProcessorGroup:
             sizes = self._axes.mesh_shape.to_integer_list
             identity = (self._devices, tuple(sizes), tuple(axes))
             # The group's number: the row-major index of its coordinates on the other axes.
@@ -511,7 +511,7 @@ class Collectives:
                 if axis not in axes:
                     number = number * size + self.coordinate(axis)
             first = _first_key(identity, len(self._devices))
-            return _Group(number + first, self._size(axes))
+            return _ProcessorGroup(number + first, self._size(axes))
 
         return self._groups(tuple(axes), make)
 

@@ -13,7 +13,7 @@ from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
-from t2tp.layers.passes import DecodeStep, FullForward, Memory, Prefill, SequenceInfo
+from t2tp.layers.passes import DecodeStep, EncodedMemory, FullForward, Prefill, SequenceInfo
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
@@ -156,7 +156,7 @@ class Transformer(AutoregressiveModel):
 
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[Memory, Totals]:
+    ) -> tuple[EncodedMemory, Totals]:
         """Returns the encoder's output along `memory_length`, and the experts' statistics."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
         positions = features.get("inputs_position")
@@ -173,7 +173,7 @@ class Transformer(AutoregressiveModel):
             mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
             for tensor in (x, segments)
         )
-        return Memory(x, segments), totals
+        return EncodedMemory(x, segments), totals
 
     def _embed_targets(
         self, tokens: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int | None = None

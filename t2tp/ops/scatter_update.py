@@ -15,7 +15,7 @@ from t2tp.ops.gather import checked_gather
 from t2tp.ops.take_microbatch import TakeMicrobatchOperation
 
 if TYPE_CHECKING:
-    from t2tp.lowering.mesh_impl import Target
+    from t2tp.lowering.mesh_impl import Backend
 
 
 def scatter_update(
@@ -97,7 +97,7 @@ class ScatterUpdateOperation(Operation):
             # Writes to the whole batch's tensor, and takes the microbatch's slice of it again.
             whole, number = (lowering.slice(tensor) for tensor in source.inputs)
             begin = number * math.prod(sizes[: axis + 1])
-            rows = Rows.from_numbers(rows.numbers + begin, rows.are_ours)
+            rows = NewRows.from_numbers(rows.numbers + begin, rows.are_ours)
             written = self._write(whole, rows, new, axis, mesh_impl.target)
             lowering.set_slice(source.inputs[0], written)
             source.lower(lowering)
@@ -107,7 +107,9 @@ class ScatterUpdateOperation(Operation):
             lowering.set_slice(self.outputs[0], written)
 
     @staticmethod
-    def _write(x: tf.Tensor, rows: Rows, new: tf.Tensor, axis: int, target: Target) -> tf.Tensor:
+    def _write(
+        x: tf.Tensor, rows: NewRows, new: tf.Tensor, axis: int, target: Backend
+    ) -> tf.Tensor:
         """Returns `x` with rows along `axis` replaced."""
         table = tf.reshape(x, [math.prod(x.shape[: axis + 1]), -1])
         if rows.are_ours is not None:
@@ -116,7 +118,7 @@ class ScatterUpdateOperation(Operation):
 
     def _rows(
         self, lowering: Lowering, positions: upstream.Tensor, leading: upstream.Shape
-    ) -> Rows:
+    ) -> NewRows:
         """Returns the rows to write.
 
         For a position out of range, the row is -1; on CPUs the program raises an error instead.
@@ -139,7 +141,7 @@ class ScatterUpdateOperation(Operation):
                 numbers = tf.identity(numbers)
         else:
             numbers = tf.where(are_valid, numbers, -1)
-        return Rows.from_numbers(numbers, are_ours)
+        return NewRows.from_numbers(numbers, are_ours)
 
     def _check_in_range(self, is_valid: tf.Tensor, positions: tf.Tensor) -> tf.Operation:
         """Raises an error, when the program runs, if a position is out of range."""
@@ -148,7 +150,7 @@ class ScatterUpdateOperation(Operation):
         return tf.raw_ops.Assert(condition=tf.reduce_all(is_valid), data=data, summarize=9)
 
 
-class Rows(NamedTuple):
+class NewRows(NamedTuple):
     """The rows to write in a table [rows, ...].
 
     Attributes:
@@ -162,12 +164,12 @@ class Rows(NamedTuple):
     are_ours: tf.Tensor | None = None
 
     @classmethod
-    def from_numbers(cls, numbers: tf.Tensor, are_ours: tf.Tensor | None = None) -> Rows:
+    def from_numbers(cls, numbers: tf.Tensor, are_ours: tf.Tensor | None = None) -> NewRows:
         """Returns the rows with these numbers."""
         return cls(numbers, numbers[:1], are_ours)
 
 
-def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> tf.Tensor:
+def with_rows(table: tf.Tensor, rows: NewRows, new: tf.Tensor, target: Backend) -> tf.Tensor:
     """Returns a table with some rows replaced, in place if nothing else needs `table`.
 
     On CPUs, the rows must be in range; on other devices, rows out of range are ignored.

@@ -71,7 +71,7 @@ def newton_schulz(x: tf.Tensor) -> tf.Tensor:
     return x
 
 
-class Part(NamedTuple):
+class MatrixDimension(NamedTuple):
     """A dimension of a matrix: the size of its slices, and the mesh axes that split it."""
 
     size: int
@@ -87,8 +87,8 @@ class Placement(NamedTuple):
       copies: the mesh axes along which processors have the same slices.
     """
 
-    rows: tuple[Part, ...]
-    columns: tuple[Part, ...]
+    rows: tuple[MatrixDimension, ...]
+    columns: tuple[MatrixDimension, ...]
     copies: tuple[int, ...]
     dtype: tf.DType
 
@@ -166,7 +166,7 @@ class Matrices:
         parts = []
         for size, dim in zip(sizes, var.shape.dims, strict=True):
             axis = layout.axis_index(dim.name)
-            parts.append(Part(size, () if axis is None else layout.axes.parts(axis)))
+            parts.append(MatrixDimension(size, () if axis is None else layout.axes.parts(axis)))
         own = {axis for part in parts for axis in part.axes}
         if is_of_stage(var) and layout.stage_axis is not None:
             own.update(layout.axes.parts(layout.stage_axis))

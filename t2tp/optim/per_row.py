@@ -77,7 +77,7 @@ def row_losses_and_norms(
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
         norm = global_norm(_with_norm(grads, mesh))
         return mtf.reshape(loss, mtf.Shape([batch])), mtf.reshape(norm, mtf.Shape([batch]))
-    rows = _Rows(batch)
+    rows = _RowSums(batch)
     losses = rows.of(loss)
     rows.check_constants()
     rows.check_separate(needed_operations(list(mesh.graph.operations), [losses]))
@@ -106,7 +106,7 @@ def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
     return grad
 
 
-class _Rows:
+class _RowSums:
     """Copies of the operations that sum over rows, with the dimension of the rows kept."""
 
     def __init__(self, batch: mtf.Dimension) -> None:

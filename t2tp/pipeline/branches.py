@@ -40,7 +40,7 @@ from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import tree_levels
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.messages import MessageKind, Wires
-from t2tp.pipeline.partition import ChunkPieces, Partition, Piece
+from t2tp.pipeline.partition import ChunkPieces, GraphPiece, Partition
 from t2tp.pipeline.schedule import Action, Schedule
 from t2tp.pipeline.slot_table import SlotTable
 from t2tp.pipeline.sum_table import SumTable
@@ -221,7 +221,7 @@ class _Branch:
         name = self._wires.name(Action.FORWARD, chunk)
         first_name = self._wires.name(Action.FORWARD, chunk - 1)
 
-        def first(before: Piece) -> list[tf.Tensor]:
+        def first(before: GraphPiece) -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
                 if chunk:
                     self._bind(before.given, self._arrived(first_name, chunk - 1))
@@ -306,7 +306,7 @@ class _Branch:
         self._free_arrived(name, name)
         return [tf.ensure_shape(x, s) for x, s in zip(gradients, self._kind.shapes, strict=True)]
 
-    def _backward_before(self, piece: Piece, input_gradients: list[tf.Tensor]) -> None:
+    def _backward_before(self, piece: GraphPiece, input_gradients: list[tf.Tensor]) -> None:
         """Runs the backward pass of the piece before the layers, on the first stage."""
         chunk = self._chunk
         name = self._wires.name(Action.BACKWARD, chunk)
@@ -357,7 +357,7 @@ class _Branch:
         for tensor, value in zip(tensors, values, strict=True):
             self._lowering.set_slice(tensor, value)
 
-    def _lower(self, piece: Piece, also: Sequence[upstream.Tensor] = ()) -> list[tf.Tensor]:
+    def _lower(self, piece: GraphPiece, also: Sequence[upstream.Tensor] = ()) -> list[tf.Tensor]:
         """Lowers a piece and the tensors in `also`; returns the slices of the piece's results."""
         addends = list(piece.contributions.values())
         self._lowering.lower_operations(
@@ -365,7 +365,7 @@ class _Branch:
         )
         return [self._lowering.slice(t) for t in piece.results]
 
-    def _add(self, piece: Piece) -> list[tf.Tensor]:
+    def _add(self, piece: GraphPiece) -> list[tf.Tensor]:
         """Returns the sums plus the contributions of a piece that has been lowered.
 
         Sums of one dtype are in one TensorFlow list, so each addition waits for the previous

@@ -21,7 +21,7 @@ from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import reduce_what_comes_from_outside
 from t2tp.mesh.layout import LayoutError
 from t2tp.mesh.wire import Wire
-from t2tp.ops.scatter_update import Rows, with_rows
+from t2tp.ops.scatter_update import NewRows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
 
 # A smaller group would take the same time, because reading the weights from memory dominates.
@@ -303,5 +303,5 @@ class _ChainLowering:
         """
         if self._groups.count == 1 or self._groups.whole not in tensor.shape.dims:
             return part
-        rows = Rows.from_numbers(group * part.shape[0] + tf.range(part.shape[0]))
+        rows = NewRows.from_numbers(group * part.shape[0] + tf.range(part.shape[0]))
         return with_rows(x, rows, part, self._mesh_impl.target)

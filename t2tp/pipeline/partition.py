@@ -31,7 +31,7 @@ from t2tp.pipeline.boundary import Boundary, EnterStage, ExitStage
 
 
 @dataclass(frozen=True)
-class Piece:
+class GraphPiece:
     """A part of the graph.
 
     Attributes:
@@ -62,12 +62,12 @@ class ChunkPieces:
       saved_for_weights: tensors of `backward` that `weights` reads.
     """
 
-    before: Piece | None
-    forward: Piece
+    before: GraphPiece | None
+    forward: GraphPiece
     saved_activations: list[upstream.Tensor]
-    before_backward: Piece | None = None
-    backward: Piece | None = None
-    weights: Piece | None = None
+    before_backward: GraphPiece | None = None
+    backward: GraphPiece | None = None
+    weights: GraphPiece | None = None
     saved_for_weights: list[upstream.Tensor] = field(default_factory=list)
 
 
@@ -172,12 +172,12 @@ class Partition:
         from_enter = self._reached(enter.outputs, boundaries)
         inside = {t for op in layers for t in op.outputs if t in from_enter} | set(enter.outputs)
         if exit_op.backward is None or enter.backward is None:  # An evaluation.
-            return ChunkPieces(before, Piece(layers, enter.outputs, exit_op.inputs), [])
+            return ChunkPieces(before, GraphPiece(layers, enter.outputs, exit_op.inputs), [])
         dys, dxs = exit_op.backward.outputs, enter.backward.inputs
         contributions = self._contributions(exit_op.backward)
         needed = dxs if self._splits_backward else [*dxs, *contributions.values()]
         backward, kept = self._live(needed, {*dys, *inside}, boundaries, exit_op.backward)
-        weights: Piece | None = None
+        weights: GraphPiece | None = None
         saved_for_weights: list[upstream.Tensor] = []
         if self._splits_backward:
             # Tensors of `backward` that are saved if `weights` reads them.
@@ -195,7 +195,7 @@ class Partition:
         forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, boundaries, None)
         return ChunkPieces(
             before,
-            Piece(forward, enter.outputs, exit_op.inputs),
+            GraphPiece(forward, enter.outputs, exit_op.inputs),
             kept,
             self._before_backward(chunk),
             self._piece(
@@ -209,15 +209,15 @@ class Partition:
             saved_for_weights,
         )
 
-    def _before(self, chunk: int) -> Piece | None:
+    def _before(self, chunk: int) -> GraphPiece | None:
         enter = self.enters[chunk]
         given = self.exit_of(chunk - 1).outputs if chunk else []
         if enter.inputs == given:  # The previous chunk's outputs enter unchanged.
             return None
         operations, _ = self._live(enter.inputs, given, self._boundaries(chunk - 1), None)
-        return Piece(operations, given, enter.inputs)
+        return GraphPiece(operations, given, enter.inputs)
 
-    def _before_backward(self, chunk: int) -> Piece | None:
+    def _before_backward(self, chunk: int) -> GraphPiece | None:
         backward = self.enters[chunk].backward
         if backward is None or (chunk and self._before(chunk) is None):
             return None
@@ -234,7 +234,7 @@ class Partition:
         operations, read = self._live(needed, stops, self._boundaries(chunk), backward)
         return self._piece(operations, read, results, contributions, backward)
 
-    def _after(self) -> Piece:
+    def _after(self) -> GraphPiece:
         last = self.last_exit
         # This piece also adds to the sums that depend on no boundary, such as the number of tokens.
         claimed = set().union(*(of for root, of in self._of.items() if root is not last))
@@ -329,7 +329,7 @@ class Partition:
         results: Sequence[upstream.Tensor],
         contributions: Mapping[int, upstream.Tensor],
         root: Boundary,
-    ) -> Piece:
+    ) -> GraphPiece:
         """Makes a piece without the other pieces' addends.
 
         The remaining addend takes the place of the sum. The operations after the sum are copied, so
@@ -349,7 +349,7 @@ class Partition:
                 changed.update(op.outputs)
             else:
                 made.append(op)
-        return Piece(
+        return GraphPiece(
             made,
             list(given),
             [copies.of_tensor(t) for t in results],

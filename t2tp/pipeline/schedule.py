@@ -22,7 +22,7 @@ class Action(enum.Enum):
     WEIGHTS = "W"
 
 
-class Entry(NamedTuple):
+class TickWork(NamedTuple):
     """A stage's work in a tick: an action on a microbatch by one chunk of the stage's layers."""
 
     action: Action
@@ -42,7 +42,7 @@ class ScheduleError(LayoutError):
 class Schedule:
     """A table of entries: a row for each tick, and a column for each stage; None: idle."""
 
-    table: tuple[tuple[Entry | None, ...], ...]
+    table: tuple[tuple[TickWork | None, ...], ...]
     microbatches: int
     chunks: int = 1
     trains: bool = True
@@ -62,14 +62,14 @@ class Schedule:
         """Whether the gradients of the weights have separate entries."""
         return any(e.action is Action.WEIGHTS for _, _, e in self.entries())
 
-    def entries(self) -> Iterator[tuple[int, int, Entry]]:
+    def entries(self) -> Iterator[tuple[int, int, TickWork]]:
         """Returns (tick, stage, entry) of all entries, tick by tick."""
         for tick, row in enumerate(self.table):
             for stage, entry in enumerate(row):
                 if entry is not None:
                     yield tick, stage, entry
 
-    def ticks_of(self) -> dict[tuple[int, Entry], int]:
+    def ticks_of(self) -> dict[tuple[int, TickWork], int]:
         """Returns the tick of each (stage, entry)."""
         return {(stage, entry): tick for tick, stage, entry in self.entries()}
 
@@ -79,7 +79,7 @@ class Schedule:
             return stage + 1, chunk
         return (0, chunk + 1) if chunk + 1 < self.chunks else None
 
-    def requirement(self, stage: int, entry: Entry) -> tuple[int, Entry] | None:
+    def requirement(self, stage: int, entry: TickWork) -> tuple[int, TickWork] | None:
         """Returns the (stage, entry) from which an entry receives its input; None if there is none.
 
         Within a stage and chunk, the order must also be F, B, W. `check` checks this order.
@@ -88,11 +88,11 @@ class Schedule:
         if action is Action.FORWARD:
             if stage or chunk:
                 before = (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)
-                return before[0], Entry(action, microbatch, before[1])
+                return before[0], TickWork(action, microbatch, before[1])
             return None
         after = self.next_place(stage, chunk)
         if action is Action.BACKWARD and after is not None:
-            return after[0], Entry(action, microbatch, after[1])
+            return after[0], TickWork(action, microbatch, after[1])
         return None
 
     def check(self) -> None:
@@ -102,7 +102,7 @@ class Schedule:
           ScheduleError: an entry is missing, repeated or unknown, or an entry that it requires is
             not in an earlier tick.
         """
-        at: dict[tuple[int, Entry], int] = {}
+        at: dict[tuple[int, TickWork], int] = {}
         splits = self.splits_backward
         for tick, stage, entry in self.entries():
             what = f"stage {stage} has {entry} at tick {tick}"
@@ -133,7 +133,7 @@ class Schedule:
             for action in actions:
                 for microbatch in range(self.microbatches):
                     for chunk in range(self.chunks):
-                        entry = Entry(action, microbatch, chunk)
+                        entry = TickWork(action, microbatch, chunk)
                         if (stage, entry) not in at:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
@@ -160,12 +160,12 @@ class Schedule:
                 now[stage] -= sizes[stage][entry.chunk]
         return most
 
-    def simulate(self, seconds: Callable[[int, Entry], float]) -> tuple[float, list[float]]:
+    def simulate(self, seconds: Callable[[int, TickWork], float]) -> tuple[float, list[float]]:
         """Runs the table; returns when the last entry ends, and how long each stage works.
 
         A stage starts an entry as soon as the entry's inputs have arrived.
         """
-        ends: dict[tuple[int, Entry], float] = {}
+        ends: dict[tuple[int, TickWork], float] = {}
         free, busy = [0.0] * self.stages, [0.0] * self.stages
         for _, stage, entry in self.entries():
             taken = seconds(stage, entry)

@@ -1,7 +1,7 @@
 """Makes schedules: by registered name, or from a file.
 
 A schedule is a subclass of `PipelineSchedule` with a method `order`: the entries
-(`schedule.Entry`) of one stage, in the order in which the stage runs them. At each tick a stage
+(`schedule.TickWork`) of one stage, in the order in which the stage runs them. At each tick a stage
 runs its next entry if the messages for it have arrived. Otherwise the stage waits. With
 `zero_bubble` it computes gradients of weights instead of waiting, if it has deferred any.
 
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from t2tp import registry
-from t2tp.pipeline.schedule import Action, Entry, Schedule, ScheduleError
+from t2tp.pipeline.schedule import Action, Schedule, ScheduleError, TickWork
 from t2tp.suggestions import nearest
 
 _CELL = re.compile(r"^([FBW])(\d+)(?:\.(\d+))?$")
@@ -107,16 +107,16 @@ def _lines(path: str) -> list[str]:
         raise ScheduleError(f"pipeline_schedule={path} cannot be read: {error}") from error
 
 
-def _cell(text: str, where: str) -> Entry | None:
+def _cell(text: str, where: str) -> TickWork | None:
     if not text:
         return None
     match = _CELL.match(text)
     if match is None:
         raise ScheduleError(f"{where}: {text!r} is not an entry such as F0, B3 or W3.1")
-    return Entry(Action(match[1]), int(match[2]), int(match[3] or 0))
+    return TickWork(Action(match[1]), int(match[2]), int(match[3] or 0))
 
 
-def _forward_order(stages: int, microbatches: int, chunks: int) -> list[Entry]:
+def _forward_order(stages: int, microbatches: int, chunks: int) -> list[TickWork]:
     """Returns the order in which one group of microbatches after another runs all chunks.
 
     A group has as many microbatches as there are stages.
@@ -124,24 +124,24 @@ def _forward_order(stages: int, microbatches: int, chunks: int) -> list[Entry]:
     order = []
     for begin in range(0, microbatches, stages):
         group = range(begin, min(begin + stages, microbatches))
-        order += [Entry(Action.FORWARD, m, c) for c in range(chunks) for m in group]
+        order += [TickWork(Action.FORWARD, m, c) for c in range(chunks) for m in group]
     return order
 
 
-def _backward_order(stages: int, microbatches: int, chunks: int) -> list[Entry]:
+def _backward_order(stages: int, microbatches: int, chunks: int) -> list[TickWork]:
     return [
-        Entry(Action.BACKWARD, entry.microbatch, chunks - 1 - entry.chunk)
+        TickWork(Action.BACKWARD, entry.microbatch, chunks - 1 - entry.chunk)
         for entry in _forward_order(stages, microbatches, chunks)
     ]
 
 
 def _in_order(
-    orders: Sequence[Sequence[Entry]], microbatches: int, chunks: int, trains: bool = True
+    orders: Sequence[Sequence[TickWork]], microbatches: int, chunks: int, trains: bool = True
 ) -> Schedule:
     """Fills a table in which each stage runs its entries in a fixed order."""
     left = [list(order) for order in orders]
 
-    def first(stage: int, is_ready: Callable[[Entry], bool]) -> Entry | None:
+    def first(stage: int, is_ready: Callable[[TickWork], bool]) -> TickWork | None:
         if left[stage] and is_ready(left[stage][0]):
             return left[stage].pop(0)
         return None
@@ -150,7 +150,7 @@ def _in_order(
 
 
 def _fill_table(
-    choose: Callable[[int, Callable[[Entry], bool]], Entry | None],
+    choose: Callable[[int, Callable[[TickWork], bool]], TickWork | None],
     stages: int,
     microbatches: int,
     chunks: int,
@@ -162,11 +162,11 @@ def _fill_table(
     `choose` is called with a stage and a test whether an entry can run. It returns the entry that
     the stage runs in this tick, or None.
     """
-    rows: list[tuple[Entry | None, ...]] = []
-    done: set[tuple[int, Entry]] = set()
+    rows: list[tuple[TickWork | None, ...]] = []
+    done: set[tuple[int, TickWork]] = set()
     empty = Schedule(((None,) * stages,), microbatches, chunks, trains)
 
-    def is_ready(stage: int, entry: Entry) -> bool:
+    def is_ready(stage: int, entry: TickWork) -> bool:
         requirement = empty.requirement(stage, entry)
         return requirement is None or requirement in done
 
@@ -192,7 +192,7 @@ class PipelineSchedule:
     chunks: Sequence[int] = (1,)
     is_searched = True
 
-    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[Entry]:
+    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[TickWork]:
         """Returns the entries of one stage in order.
 
         Each microbatch has a forward and a backward pass for each chunk. If there are entries for
@@ -233,7 +233,7 @@ class Gpipe(PipelineSchedule):
 
     is_searched = False  # It takes as long as `1f1b` and saves more activations.
 
-    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[Entry]:
+    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[TickWork]:
         """Returns the same order for every stage."""
         forward = _forward_order(stages, microbatches, chunks)
         return forward + _backward_order(stages, microbatches, chunks)
@@ -243,7 +243,7 @@ class Gpipe(PipelineSchedule):
 class OneForwardOneBackward(PipelineSchedule):
     """Forward and backward passes in turn, so that few microbatches are in memory."""
 
-    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[Entry]:
+    def order(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[TickWork]:
         """Returns forward passes, then forward and backward in turn, then backward passes."""
         groups = -(-microbatches // stages)
         # Orders full groups; the last line drops microbatches that do not exist.
@@ -279,10 +279,10 @@ class ZeroBubble(OneForwardOneBackward):
         orders = [self.order(stage, stages, microbatches, chunks) for stage in range(stages)]
         limit = _in_order(orders, microbatches, chunks).alive()[0]
         left = [list(order) for order in orders]
-        weights: list[list[Entry]] = [[] for _ in range(stages)]
+        weights: list[list[TickWork]] = [[] for _ in range(stages)]
         alive = [0] * stages
 
-        def choose(stage: int, is_ready: Callable[[Entry], bool]) -> Entry | None:
+        def choose(stage: int, is_ready: Callable[[TickWork], bool]) -> TickWork | None:
             following = left[stage]
             is_full = following and following[0].action is Action.FORWARD and alive[stage] >= limit
             if following and not is_full and is_ready(following[0]):

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from t2tp.pipeline.schedule import Action, Entry, Schedule
+from t2tp.pipeline.schedule import Action, Schedule, TickWork
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Slots:
     """
 
     saved: dict[tuple[int, int, int], int]
-    arrived: dict[tuple[int, Entry], int]
+    arrived: dict[tuple[int, TickWork], int]
     num_saved: list[int]
     num_arrived: dict[tuple[Action, int], int]
 
@@ -53,7 +53,7 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
             kind = kinds[message_chunk(sender[1], entry)]
             read[stage, (entry.action, kind)][stage, entry] = at[sender], tick
     saved: dict[tuple[int, int, int], int] = {}
-    arrived: dict[tuple[int, Entry], int] = {}
+    arrived: dict[tuple[int, TickWork], int] = {}
     num_saved = [0] * schedule.chunks
     num_arrived = {
         (action, kind): 0 for action in (Action.FORWARD, Action.BACKWARD) for kind in set(kinds)
@@ -67,7 +67,7 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
     return Slots(saved, arrived, num_saved, num_arrived)
 
 
-def message_chunk(sent: Entry, read: Entry) -> int:
+def message_chunk(sent: TickWork, read: TickWork) -> int:
     """Returns the chunk whose outputs, or output gradients, a message contains."""
     return sent.chunk if sent.action is Action.FORWARD else read.chunk
 

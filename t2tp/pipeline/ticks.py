@@ -3,7 +3,7 @@
 Each tick has three phases on every stage:
 
 1. receives are posted, so that messages arrive while the stage computes;
-2. the stage runs its entry of the schedule (`schedule.Entry`): one branch of a `tf.switch_case`;
+2. the stage runs its entry of the schedule (`schedule.TickWork`): one branch of a `tf.switch_case`;
 3. messages are sent, and messages that arrived are written into their slots.
 
 All processors run one program, so the schedule is a constant table of numbers, and a processor

@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.1
 _numbers = itertools.count()
 
 
-class _Outcome(NamedTuple):
+class _VoteOutcome(NamedTuple):
     """The outcome of a vote: the last step, and the signal (0: no process asked for a stop)."""
 
     step: int
@@ -56,7 +56,7 @@ class StopVote:
         self._lock = threading.Lock()
         self._begun = steps_done + 1
         self._has_voted = False
-        self._outcome: Future[_Outcome] = Future()
+        self._outcome: Future[_VoteOutcome] = Future()
         self._closed = threading.Event()
         threading.Thread(target=self._listen, name="stop-vote", daemon=True).start()
 
@@ -106,6 +106,6 @@ class StopVote:
         try:
             votes = self._coordination.process_allgather("stop", json.dumps(vote), self._seconds)
             steps, signals = zip(*map(json.loads, votes), strict=True)
-            self._outcome.set_result(_Outcome(max(steps), max(signals)))
+            self._outcome.set_result(_VoteOutcome(max(steps), max(signals)))
         except BaseException as error:  # The training loop waits for the outcome, and raises this.
             self._outcome.set_exception(error)

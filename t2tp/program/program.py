@@ -19,7 +19,7 @@ from t2tp import upstream
 from t2tp.building.mesh import Mesh, names_by_stage
 from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.lowering import GraphLowering, all_operations
-from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
+from t2tp.lowering.mesh_impl import Backend, LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import Operation, check_operation, suits_any_slice
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.slice_shapes import resized
@@ -183,7 +183,7 @@ class Program:
         self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
         self._log: list[Collective] = []
         compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla
-        self._target = Target(
+        self._target = Backend(
             on_cpu=self.cluster.on_cpu,
             compiles_regions=xla is None and not compiles_step and not self.layout.exact_sums,
             compiles_step=compiles_step,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2tp import registry
-from t2tp.pipeline.schedule import Action, Entry, Schedule, ScheduleError
+from t2tp.pipeline.schedule import Action, Schedule, ScheduleError, TickWork
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.slots import assign_slots
 
@@ -58,7 +58,7 @@ def test_slots_in_use_are_never_given_out_again(name, sizes):
     held: dict[tuple, set[int]] = {}
     for (stage, microbatch, chunk), slot in slots.saved.items():
         assert slot < slots.num_saved[chunk]
-        first = Entry(Action.FORWARD, microbatch, chunk)
+        first = TickWork(Action.FORWARD, microbatch, chunk)
         ticks = set(range(at[stage, first], at[stage, first._replace(action=last)]))
         assert not ticks & held.setdefault((stage, chunk, slot), set())
         held[stage, chunk, slot] |= ticks
@@ -75,7 +75,7 @@ def test_as_many_slots_as_activations_alive():
         assert assign_slots(schedule, [0]).num_saved == [max(schedule.alive())]
 
 
-def without(schedule: Schedule, *gone: tuple[int, Entry]) -> Schedule:
+def without(schedule: Schedule, *gone: tuple[int, TickWork]) -> Schedule:
     table = tuple(
         tuple(None if (stage, entry) in gone else entry for stage, entry in enumerate(row))
         for row in schedule.table
@@ -84,12 +84,12 @@ def without(schedule: Schedule, *gone: tuple[int, Entry]) -> Schedule:
 
 
 BROKEN = {
-    "stage 0 never has B2": lambda s: without(s, (0, Entry(Action.BACKWARD, 2))),
+    "stage 0 never has B2": lambda s: without(s, (0, TickWork(Action.BACKWARD, 2))),
     "before F0 of stage 0, which it needs": lambda s: dataclasses.replace(s, table=s.table[1:]),
     "there are 3 microbatches": lambda s: dataclasses.replace(s, microbatches=3),
     "and had it at tick": lambda s: dataclasses.replace(s, table=(*s.table, s.table[-1])),
     "stage 1 has F0 at tick 0, the tick at which": lambda s: dataclasses.replace(
-        s, table=((Entry(Action.FORWARD, 0), Entry(Action.FORWARD, 0)), *s.table[2:])
+        s, table=((TickWork(Action.FORWARD, 0), TickWork(Action.FORWARD, 0)), *s.table[2:])
     ),
 }
 

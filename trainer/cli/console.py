@@ -16,7 +16,7 @@ from t2tp.processes.process_spec import ProcessSpec
 _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]tensorflow(_datasets)?[/\\]")
 
 
-class _Lines(logging.Handler):
+class _ConsoleLines(logging.Handler):
     """Writes messages as lines to stderr, and each warning only once."""
 
     def __init__(self, prefix: str, with_time: bool) -> None:
@@ -49,5 +49,5 @@ def use_plain_lines(process: ProcessSpec | None = None, with_time: bool = False)
     index = 0 if process is None else process.process_id
     absl_logging.set_verbosity(absl_logging.WARNING if index else absl_logging.INFO)
     logger = absl_logging.get_absl_logger()
-    logger.handlers[:] = [_Lines(f"process {index}: " if index else "", with_time)]
+    logger.handlers[:] = [_ConsoleLines(f"process {index}: " if index else "", with_time)]
     logger.propagate = False

@@ -35,7 +35,7 @@ _DEFINE: dict[str, Callable[..., Any]] = {
 _EMPTY = {"bool": False, "repeated": []}
 
 
-class Group(NamedTuple):
+class FlagGroup(NamedTuple):
     """Flags about one subject.
 
     Attributes:
@@ -46,7 +46,7 @@ class Group(NamedTuple):
     heading: str
     rows: Mapping[str, Mapping[str, Any]]
 
-    def without(self, *names: str) -> Group:
+    def without(self, *names: str) -> FlagGroup:
         """Returns the group without the named flags, for a program in which they have no effect."""
         return self._replace(rows={k: row for k, row in self.rows.items() if k not in names})
 
@@ -84,25 +84,25 @@ class Positional(NamedTuple):
     help: str
     is_optional: bool = False
     takes_rest: bool = False
-    groups: Sequence[Group] = ()
+    groups: Sequence[FlagGroup] = ()
 
 
 @functools.cache
-def _groups() -> dict[str, Group]:
+def _groups() -> dict[str, FlagGroup]:
     found = read_packaged(__package__, "flags.toml")
-    return {name: Group(table.pop("heading"), table) for name, table in found.items()}
+    return {name: FlagGroup(table.pop("heading"), table) for name, table in found.items()}
 
 
-def groups(*names: str) -> tuple[Group, ...]:
+def groups(*names: str) -> tuple[FlagGroup, ...]:
     """Returns groups of flags by their names in `flags.toml`."""
     return tuple(_groups()[name] for name in names)
 
 
-def _all_groups(of_program: Sequence[Group]) -> tuple[Group, ...]:
+def _all_groups(of_program: Sequence[FlagGroup]) -> tuple[FlagGroup, ...]:
     return (*of_program, *groups("help"))
 
 
-def define(groups: Sequence[Group]) -> flags.FlagValues:
+def define(groups: Sequence[FlagGroup]) -> flags.FlagValues:
     """Defines flags in a new holder, and not in absl's global `FLAGS`."""
     holder = flags.FlagValues()
     for group in _all_groups(groups):
@@ -123,7 +123,7 @@ def check_given(given: flags.FlagValues, names: Sequence[str]) -> None:
 
 
 def parse(
-    groups: Sequence[Group], command_line: Sequence[str], positional: Sequence[Positional] = ()
+    groups: Sequence[FlagGroup], command_line: Sequence[str], positional: Sequence[Positional] = ()
 ) -> tuple[flags.FlagValues, list[str]]:
     """Parses a command line, and the file of its --config; returns the flags and the arguments.
 
@@ -177,7 +177,7 @@ def parse(
 
 
 def _parsed(
-    groups: Sequence[Group], command_line: Sequence[str], positional: Sequence[Positional]
+    groups: Sequence[FlagGroup], command_line: Sequence[str], positional: Sequence[Positional]
 ) -> tuple[flags.FlagValues, list[str]]:
     """Parses a command line; checks single flags, not combinations of flags."""
     holder = define(groups)
@@ -285,7 +285,9 @@ def _check_value(name: str, kind: str | None, value: object) -> None:
             check_local(f"--{name}", str(value))
 
 
-def help_text(intro: str, groups: Sequence[Group], positional: Sequence[Positional] = ()) -> str:
+def help_text(
+    intro: str, groups: Sequence[FlagGroup], positional: Sequence[Positional] = ()
+) -> str:
     """Formats the output of `--help`: the intro, then all arguments and flags, group by group."""
     lines = [intro.strip()]
     if positional:

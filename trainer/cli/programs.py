@@ -5,13 +5,13 @@ from functools import partial
 from typing import Any
 
 from t2tp.toml import read_packaged
-from t2tp.trainer.cli.flag_groups import Group, Positional, groups
+from t2tp.trainer.cli.flag_groups import FlagGroup, Positional, groups
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 
 PROGRAMS: dict[str, ProgramSpec] = {}
 
 
-def _groups(texts: Sequence[str]) -> tuple[Group, ...]:
+def _groups(texts: Sequence[str]) -> tuple[FlagGroup, ...]:
     """Returns groups of flags; "mesh -xla" is the group `mesh` without the flag `xla`."""
     rows = (text.split(" -") for text in texts)
     return tuple(groups(name)[0].without(*without) for name, *without in rows)

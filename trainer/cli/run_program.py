@@ -19,7 +19,7 @@ from t2tp.processes import process_spec
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.quiet import quiet_import
 from t2tp.trainer.cli import console, flag_groups
-from t2tp.trainer.cli.flag_groups import Group, Positional
+from t2tp.trainer.cli.flag_groups import FlagGroup, Positional
 from t2tp.trainer.errors import (
     SIGNALLED,
     FailedError,
@@ -62,7 +62,7 @@ class ProgramSpec:
 
     name: str
     intro: str
-    groups: Sequence[Group]
+    groups: Sequence[FlagGroup]
     body: str
     required: Sequence[str] = ()
     answers: Mapping[str, str] = field(default_factory=dict)

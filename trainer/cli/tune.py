@@ -67,7 +67,7 @@ def _search(
     from t2tp.trainer.search.devices import Devices
     from t2tp.trainer.search.ledger import Claim, Ledger
     from t2tp.trainer.search.ranges import flag_text
-    from t2tp.trainer.search.search import Search
+    from t2tp.trainer.search.search import TrialSearch
     from t2tp.trainer.search.storage import open_study, sqlite_address
     from t2tp.trainer.search.strategies import Sampling, parse_objectives, pruner_of
 
@@ -114,7 +114,7 @@ def _search(
         return [sys.executable, "-m", *PROGRAM, *own, *trainer_flags]
 
     prunes_before = last_step if flags.pruner != "none" else 0
-    code = Search(ledger, command, directory, objectives, devices, prunes_before).run()
+    code = TrialSearch(ledger, command, directory, objectives, devices, prunes_before).run()
     if ledger.is_done():
         print(report.table(study, ledger.attempts(), objectives, directory))
         for line in report.importances(study, objectives, directory):

@@ -43,7 +43,7 @@ _SENTENCE = re.compile(r"(?P<program>t2tp_\w+): process \d+ of \d+: (?P<sentence
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProcessOutcome:
     """How the processes of a host ended.
 
     Attributes:
@@ -190,10 +190,10 @@ class LocalProcesses:
             )
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
-                lines = _Lines(f"[{process_id}] ", source, target, reported)
+                lines = _OutputLines(f"[{process_id}] ", source, target, reported)
                 self._outputs.register(source, selectors.EVENT_READ, lines)
 
-    def wait(self) -> Outcome:
+    def wait(self) -> ProcessOutcome:
         """Waits for all processes; after a failure, ends the processes that do not exit in time.
 
         Returns:
@@ -218,7 +218,7 @@ class LocalProcesses:
             self._outputs.unregister(key.fileobj)
         outcomes = [self._outcome(position) for position in self._failures]
         causes = [each for each in outcomes if each.code != LOST_EXIT_CODE]
-        return (causes or outcomes or [Outcome(0)])[0]
+        return (causes or outcomes or [ProcessOutcome(0)])[0]
 
     def kill(self) -> None:
         """Ends all processes immediately."""
@@ -245,12 +245,12 @@ class LocalProcesses:
             if not key.data.copy():
                 self._outputs.unregister(key.fileobj)
 
-    def _outcome(self, position: int) -> Outcome:
+    def _outcome(self, position: int) -> ProcessOutcome:
         code = children.exit_code(self.processes[position].returncode)
-        return Outcome(code, self._first + position)
+        return ProcessOutcome(code, self._first + position)
 
 
-class _Lines:
+class _OutputLines:
     """The output of one process, copied line by line with a prefix.
 
     An error that several processes report is copied once: `reported`, the set of errors copied so

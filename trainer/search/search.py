@@ -1,4 +1,4 @@
-"""`Search`: trains the points of a study, several at a time, until all are done."""
+"""`TrialSearch`: trains the points of a study, several at a time, until all are done."""
 
 import math
 import subprocess
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.2
 Command = Callable[[Claim, Path], Sequence[str]]
 
 
-class Search:
+class TrialSearch:
     """Runs trials of a study, which other processes may share."""
 
     def __init__(

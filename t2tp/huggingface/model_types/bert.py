@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from t2tp.hparam import HParams
-from t2tp.huggingface.tensor_map import Entry, dense, layer_norm
+from t2tp.huggingface.tensor_map import TensorRow, dense, layer_norm
 
 _ROWS = "vocab d_model"
 
 
-def _around(hparams: HParams) -> list[Entry]:
+def _around(hparams: HParams) -> list[TensorRow]:
     """Returns the entries of embeddings and layers, in all architectures."""
     embeddings, layer = "bert.embeddings", "bert.encoder.layer.{layer}"
     tables = {
@@ -18,7 +18,7 @@ def _around(hparams: HParams) -> list[Entry]:
     }
     return [
         *(
-            Entry(f"{embeddings}.{name}_embeddings.weight", dims, ours, dims)
+            TensorRow(f"{embeddings}.{name}_embeddings.weight", dims, ours, dims)
             for name, (dims, ours) in tables.items()
         ),
         *layer_norm(f"{embeddings}.LayerNorm", "embedding_norm"),
@@ -28,7 +28,7 @@ def _around(hparams: HParams) -> list[Entry]:
     ]
 
 
-def layers(block: str, attention: str, qkv_bias: bool = True) -> list[Entry]:
+def layers(block: str, attention: str, qkv_bias: bool = True) -> list[TensorRow]:
     """Returns the entries of a layer's matrices and biases, for BERT and ViT.
 
     `attention` is the name, within the layer, of the module of queries, keys and values.
@@ -46,23 +46,25 @@ def layers(block: str, attention: str, qkv_bias: bool = True) -> list[Entry]:
     ]
 
 
-def _dense(theirs: str, ours: str) -> list[Entry]:
+def _dense(theirs: str, ours: str) -> list[TensorRow]:
     return [
-        Entry(f"{theirs}.weight", "d_model_out d_model", f"{ours}/kernel", "d_model d_model_out"),
-        Entry(f"{theirs}.bias", "d_model_out", f"{ours}/bias", "d_model_out"),
+        TensorRow(
+            f"{theirs}.weight", "d_model_out d_model", f"{ours}/kernel", "d_model d_model_out"
+        ),
+        TensorRow(f"{theirs}.bias", "d_model_out", f"{ours}/bias", "d_model_out"),
     ]
 
 
-def tensors_of_masked(hparams: HParams) -> list[Entry]:
+def tensors_of_masked(hparams: HParams) -> list[TensorRow]:
     """Returns the entries of a masked language model; see `tensor_map`."""
     head = "cls.predictions"
-    bias = Entry(f"{head}.bias", "vocab", "logits_bias", "vocab")
+    bias = TensorRow(f"{head}.bias", "vocab", "logits_bias", "vocab")
     of_logits = [bias]
     if not hparams.tie_embeddings:
         # Their code adds the decoder's bias. The head's bias is a copy of it, or unused.
         of_logits = [
-            Entry(f"{head}.decoder.weight", _ROWS, "output_embedding", _ROWS),
-            Entry(f"{head}.decoder.bias", "vocab", "logits_bias", "vocab"),
+            TensorRow(f"{head}.decoder.weight", _ROWS, "output_embedding", _ROWS),
+            TensorRow(f"{head}.decoder.bias", "vocab", "logits_bias", "vocab"),
             replace(bias, is_copy=True),
         ]
     return [
@@ -73,7 +75,7 @@ def tensors_of_masked(hparams: HParams) -> list[Entry]:
     ]
 
 
-def tensors_of_classifier(hparams: HParams) -> list[Entry]:
+def tensors_of_classifier(hparams: HParams) -> list[TensorRow]:
     """Returns the entries of a classifier; see `tensor_map`."""
     return [
         *_around(hparams),
@@ -82,9 +84,9 @@ def tensors_of_classifier(hparams: HParams) -> list[Entry]:
     ]
 
 
-def classifier(kernel: str, bias: str) -> list[Entry]:
+def classifier(kernel: str, bias: str) -> list[TensorRow]:
     """Returns the entries of a classifier's last layer, for BERT and ViT."""
     return [
-        Entry("classifier.weight", "classes d_model", kernel, "d_model classes"),
-        Entry("classifier.bias", "classes", bias, "classes"),
+        TensorRow("classifier.weight", "classes d_model", kernel, "d_model classes"),
+        TensorRow("classifier.bias", "classes", bias, "classes"),
     ]

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.model_types import llama
-from t2tp.huggingface.tensor_map import Entry, dense
+from t2tp.huggingface.tensor_map import TensorRow, dense
 
 
-def _tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry]]:
+def _tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[TensorRow]]:
     """Returns the function that lists all entries.
 
     `module` is the experts' module; `names` are an expert's matrices: gate, input and output.
@@ -22,7 +22,9 @@ def _tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entr
     entries = [
         *dense(f"{theirs}.gate", f"{ours}/router", "d_model", "router_experts", bias=False),
         *(
-            Entry(f"{theirs}.experts.{{expert}}.{name}.weight", their_dims, f"{ours}/{each}", dims)
+            TensorRow(
+                f"{theirs}.experts.{{expert}}.{name}.weight", their_dims, f"{ours}/{each}", dims
+            )
             for name, (each, their_dims, dims) in zip(names, experts, strict=True)
         ),
     ]

@@ -2,12 +2,12 @@
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.model_types import llama
-from t2tp.huggingface.tensor_map import Entry, dense
+from t2tp.huggingface.tensor_map import TensorRow, dense
 
 _ATTENTION, _NETWORK = f"{llama.LAYER}/attention", f"{llama.LAYER}/feed_forward"
 
 
-def tensors(hparams: HParams) -> list[Entry]:
+def tensors(hparams: HParams) -> list[TensorRow]:
     """Returns the entries of all tensors; see `tensor_map`."""
     heads = ("heads d_kv", "kv_heads d_kv", "kv_heads d_kv")
     qkv = f"{llama.BLOCK}.self_attn.qkv_proj.weight", f"({' + '.join(heads)}) d_model"
@@ -19,10 +19,10 @@ def tensors(hparams: HParams) -> list[Entry]:
         *llama.around(hparams),
         *llama.norms(hparams),
         *(
-            Entry(*qkv, f"{_ATTENTION}/{name}", f"d_model {dims}", term=number)
+            TensorRow(*qkv, f"{_ATTENTION}/{name}", f"d_model {dims}", term=number)
             for number, (name, dims) in enumerate(zip("qkv", heads, strict=True))
         ),
         *dense(*output, bias=False),
-        Entry(*gates, joined, "d_model d_ff"),
+        TensorRow(*gates, joined, "d_model d_ff"),
         *dense(*down, bias=False),
     ]

@@ -5,8 +5,8 @@ from typing import Any
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import HAS_LOGITS
-from t2tp.huggingface.part import Config, Part
-from t2tp.huggingface.tensor_map import Entry, dense
+from t2tp.huggingface.part import Config, ConfigPart
+from t2tp.huggingface.tensor_map import TensorRow, dense
 from t2tp.huggingface.values import ACTIVATIONS, read_name, their_name
 
 # Maps feed_forward_proj to our networks. "gated-gelu" is the tanh form in `transformers`, too.
@@ -60,30 +60,30 @@ def _written(hparams: HParams) -> dict[str, Any]:
     }
 
 
-def tensors(hparams: HParams) -> list[Entry]:
+def tensors(hparams: HParams) -> list[TensorRow]:
     """Returns the entries of all tensors; see `tensor_map`."""
-    logits = [Entry("lm_head.weight", _ROWS, "output_embedding", _ROWS)]
+    logits = [TensorRow("lm_head.weight", _ROWS, "output_embedding", _ROWS)]
     return [
-        Entry("shared.weight", _ROWS, "embedding", _ROWS),
+        TensorRow("shared.weight", _ROWS, "embedding", _ROWS),
         *_stack("encoder", ["attention", "feed_forward"], hparams),
         *_stack("decoder", ["attention", "cross_attention", "feed_forward"], hparams),
         *([] if hparams.tie_embeddings else logits),
     ]
 
 
-def _stack(stack: str, blocks: list[str], hparams: HParams) -> list[Entry]:
+def _stack(stack: str, blocks: list[str], hparams: HParams) -> list[TensorRow]:
     bias = "layer.0.SelfAttention.relative_attention_bias.weight"
     scale, buckets = f"{stack}/final/norm_scale", f"{stack}/relative_bias"
     found = [
-        Entry(
+        TensorRow(
             f"{stack}.block.0.{bias}", "relative_buckets heads", buckets, "heads relative_buckets"
         ),
-        Entry(f"{stack}.final_layer_norm.weight", "d_model", scale, "d_model"),
+        TensorRow(f"{stack}.final_layer_norm.weight", "d_model", scale, "d_model"),
     ]
     for number, block in enumerate(blocks):
         theirs = f"{stack}.block.{{layer}}.layer.{number}"
         ours = f"{stack}/layer_{{layer}}/{block}"
-        norm = Entry(f"{theirs}.layer_norm.weight", "d_model", f"{ours}/norm_scale", "d_model")
+        norm = TensorRow(f"{theirs}.layer_norm.weight", "d_model", f"{ours}/norm_scale", "d_model")
         of_block = (
             _network(theirs, ours, hparams)
             if block == "feed_forward"
@@ -92,13 +92,13 @@ def _stack(stack: str, blocks: list[str], hparams: HParams) -> list[Entry]:
             )
         )
         found += [
-            Entry(each.theirs, each.their_dims, each.ours, each.our_dims, f"{stack}_layer")
+            TensorRow(each.theirs, each.their_dims, each.ours, each.our_dims, f"{stack}_layer")
             for each in (norm, *of_block)
         ]
     return found
 
 
-def _attention(theirs: str, ours: str) -> list[Entry]:
+def _attention(theirs: str, ours: str) -> list[TensorRow]:
     found = []
     for name in ("q", "k", "v"):
         into = f"{theirs}.{name}", f"{ours}/{name}"
@@ -106,7 +106,7 @@ def _attention(theirs: str, ours: str) -> list[Entry]:
     return [*found, *dense(f"{theirs}.o", f"{ours}/output", "heads d_kv", "d_model", bias=False)]
 
 
-def _network(theirs: str, ours: str, hparams: HParams) -> list[Entry]:
+def _network(theirs: str, ours: str, hparams: HParams) -> list[TensorRow]:
     is_gated = hparams.mlp in ("geglu", "swiglu")
     matrices = {"wi_0": "gate", "wi_1": "input"} if is_gated else {"wi": "input"}
     theirs, found = f"{theirs}.DenseReluDense", []
@@ -116,7 +116,7 @@ def _network(theirs: str, ours: str, hparams: HParams) -> list[Entry]:
     return [*found, *dense(f"{theirs}.wo", f"{ours}/output", "d_ff", "d_model", bias=False)]
 
 
-T5 = Part(
+T5 = ConfigPart(
     (
         *("num_layers", "num_decoder_layers", "feed_forward_proj", "tie_word_embeddings"),
         *("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "decoder_start_token_id"),

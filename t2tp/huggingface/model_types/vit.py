@@ -5,8 +5,8 @@ from typing import Any
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_types import bert
-from t2tp.huggingface.part import Config, Part, Shapes
-from t2tp.huggingface.tensor_map import Entry, layer_norm
+from t2tp.huggingface.part import Config, ConfigPart, Shapes
+from t2tp.huggingface.tensor_map import TensorRow, layer_norm
 
 _EMBEDDINGS, _BLOCK = "vit.embeddings", "vit.encoder.layer.{layer}"
 
@@ -48,21 +48,21 @@ def _written(hparams: HParams) -> dict[str, Any]:
     }
 
 
-def tensors(hparams: HParams) -> list[Entry]:
+def tensors(hparams: HParams) -> list[TensorRow]:
     """Returns the entries of all tensors; see `tensor_map`."""
     patches = f"{_EMBEDDINGS}.patch_embeddings.projection"
     return [
-        Entry(f"{_EMBEDDINGS}.cls_token", "1 1 d_model", "class_token", "d_model"),
-        Entry(
+        TensorRow(f"{_EMBEDDINGS}.cls_token", "1 1 d_model", "class_token", "d_model"),
+        TensorRow(
             f"{_EMBEDDINGS}.position_embeddings", "1 length d_model", "positions", "length d_model"
         ),
-        Entry(
+        TensorRow(
             f"{patches}.weight",
             "d_model channels kernel_height kernel_width",
             "patches/filters",
             "kernel_height kernel_width channels d_model",
         ),
-        Entry(f"{patches}.bias", "d_model", "patches/bias", "d_model"),
+        TensorRow(f"{patches}.bias", "d_model", "patches/bias", "d_model"),
         *bert.layers(_BLOCK, "attention.attention", hparams.qkv_bias),
         *layer_norm(f"{_BLOCK}.layernorm_before", "layer_{layer}/attention"),
         *layer_norm(f"{_BLOCK}.layernorm_after", "layer_{layer}/feed_forward"),
@@ -79,4 +79,4 @@ def _from_shapes(shapes: Shapes) -> dict[str, Any]:
     return {"image_shape": [side, side, channels]} if side**2 == patches * size**2 else {}
 
 
-IMAGES = Part(("image_size", "patch_size", "num_channels"), _read, _written, _from_shapes)
+IMAGES = ConfigPart(("image_size", "patch_size", "num_channels"), _read, _written, _from_shapes)

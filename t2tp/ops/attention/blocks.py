@@ -51,7 +51,7 @@ class Queries:
         self.begin = place * size
 
 
-class Keys(NamedTuple):
+class KeyRange(NamedTuple):
     """Consecutive keys that a processor has: all keys of the sequence, or a part of them.
 
     Attributes:

@@ -239,12 +239,12 @@ def backward(
         BackwardQueries.of(q, mean, log, dy, of_part)
         for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True)
     ]
-    start = [Sums.nothing(*part) for part in zip(ours, terms, strict=True)]
+    start = [BlockSums.nothing(*part) for part in zip(ours, terms, strict=True)]
     sums, d_memory = with_gradients(start, ours, k, v, terms)
     return [so_far.gradients(part) for so_far, part in zip(sums, ours, strict=True)], d_memory
 
 
-class Sums(NamedTuple):
+class BlockSums(NamedTuple):
     """Gradients w.r.t. the queries, summed over the keys seen so far.
 
     Attributes:
@@ -256,7 +256,7 @@ class Sums(NamedTuple):
     bias: tuple[tf.Tensor, ...]
 
     @classmethod
-    def nothing(cls, ours: BackwardQueries, terms: ScoreTerms) -> Sums:
+    def nothing(cls, ours: BackwardQueries, terms: ScoreTerms) -> BlockSums:
         """Returns zeros for a part of the queries."""
         bias = terms.bias
         return cls(tf.zeros(ours.q.shape), () if bias is None else (bias.no_gradient(),))
@@ -268,12 +268,12 @@ class Sums(NamedTuple):
 
 
 def with_gradients(
-    so_far: Sequence[Sums],
+    so_far: Sequence[BlockSums],
     ours: Sequence[BackwardQueries],
     k: tf.Tensor,
     v: tf.Tensor,
     terms: Sequence[ScoreTerms],
-) -> tuple[list[Sums], tuple[tf.Tensor, tf.Tensor]]:
+) -> tuple[list[BlockSums], tuple[tf.Tensor, tf.Tensor]]:
     """Adds the gradients from some keys.
 
     Args:
@@ -292,7 +292,9 @@ def with_gradients(
         for part, of_part in zip(ours, terms, strict=True)
     ]
 
-    def column(j: tf.Tensor, sums: list[Sums], dks: tf.TensorArray, dvs: tf.TensorArray) -> tuple:
+    def column(
+        j: tf.Tensor, sums: list[BlockSums], dks: tf.TensorArray, dvs: tf.TensorArray
+    ) -> tuple:
         at = terms[0].mask.keys.place(j)
         k_here, v_here = k[at], v[at]
         d_kv = (tf.zeros(k_here.shape), tf.zeros(v_here.shape))
@@ -324,19 +326,19 @@ class _BackwardBlocks:
         self._memory = terms.mask.keys.begin + index * k.shape[2]
 
     def added(
-        self, begin: tf.Tensor, end: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]
-    ) -> tuple[Sums, tuple[tf.Tensor, tf.Tensor]]:
+        self, begin: tf.Tensor, end: tf.Tensor, sums: BlockSums, d_kv: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[BlockSums, tuple[tf.Tensor, tf.Tensor]]:
         """Adds the gradients from query blocks `begin` to `end - 1` to `sums` and `d_kv`."""
 
-        def step(i: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]) -> tuple:
+        def step(i: tf.Tensor, sums: BlockSums, d_kv: tuple[tf.Tensor, tf.Tensor]) -> tuple:
             return i + 1, *self._with_block(i, sums, d_kv)
 
         _, sums, d_kv = _loop(lambda i, *_: i < end, step, (begin, sums, d_kv))
         return sums, d_kv
 
     def _with_block(
-        self, i: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]
-    ) -> tuple[Sums, tuple[tf.Tensor, tf.Tensor]]:
+        self, i: tf.Tensor, sums: BlockSums, d_kv: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[BlockSums, tuple[tf.Tensor, tf.Tensor]]:
         ours, terms, k, v = self._ours, self._terms, self._k, self._v
         kv_heads, memories, queries = k.shape[1], k.shape[2], ours.q.shape[3]
         block = Block(terms.mask.queries.begin + i * queries, queries, self._memory, memories)
@@ -357,7 +359,7 @@ class _BackwardBlocks:
         dv = collected(tf.cast(used, v.dtype), tf.cast(ours.dy[i], ours.dtype), kv_heads)
         dk, dv = (so_far + tf.cast(x, tf.float32) for so_far, x in zip(d_kv, (dk, dv), strict=True))
         dq = tf.cast(weighted_values(d_scores, k), tf.float32)
-        return Sums(tf.tensor_scatter_nd_add(sums.q, [[i]], dq[None]), d_bias), (dk, dv)
+        return BlockSums(tf.tensor_scatter_nd_add(sums.q, [[i]], dq[None]), d_bias), (dk, dv)
 
 
 def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:

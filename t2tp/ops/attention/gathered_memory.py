@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
-from t2tp.ops.attention.blocks import Keys
+from t2tp.ops.attention.blocks import KeyRange
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension
 
@@ -55,7 +55,7 @@ class GatheredMemory:
                 places = [at * len(blocks) + i for at in _inverted(self._parts) for i in blocks]
         else:
             self._dim = _POSITIONS
-        self.keys = Keys(size, places=places)
+        self.keys = KeyRange(size, places=places)
 
     def of_slice(self, x: tf.Tensor) -> tf.Tensor:
         """Gathers keys or values from a slice x [batch, kv_heads, keys, d_kv].

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 import numpy as np
 import tensorflow as tf
 
-from t2tp.ops.attention.blocks import Block, Keys, Queries, positions
+from t2tp.ops.attention.blocks import Block, KeyRange, Queries, positions
 from t2tp.ops.attention.packed import Packed
 
 # Masking adds this number to scores, which are then far lower than all other scores.
@@ -29,7 +29,7 @@ class Mask:
     """
 
     queries: Queries
-    keys: Keys
+    keys: KeyRange
     _: KW_ONLY
     causal: bool = False
     window: int | None = None
@@ -38,7 +38,7 @@ class Mask:
     may_be_blind: bool = False
     max_segments: int = 0
 
-    def of_keys(self, keys: Keys, segments: tf.Tensor | None) -> Mask:
+    def of_keys(self, keys: KeyRange, segments: tf.Tensor | None) -> Mask:
         """Returns the mask of the same queries for other keys, with segments [batch, keys]."""
         return replace(self, keys=keys, memory_segments=segments)
 

@@ -19,7 +19,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_conflicts import VECTOR
 from t2tp.mesh.layout_text import LayoutError
 from t2tp.ops.attention import blockwise, cudnn, dense, ring
-from t2tp.ops.attention.blocks import Keys, Queries
+from t2tp.ops.attention.blocks import KeyRange, Queries
 from t2tp.ops.attention.gathered_memory import GatheredMemory
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
@@ -385,7 +385,7 @@ class _AttentionSlice:
                 is_head_tail=is_head_tail,
             )
             key_block = self.ring.key_block
-            masks = self._masks(lowering, Keys(self.ring.part_sizes[0]), options, extras)
+            masks = self._masks(lowering, KeyRange(self.ring.part_sizes[0]), options, extras)
         else:
             self.memory_order = lowering.orders.of(k) & {memory_axis}
             is_whole = not self.memory_order and not own_axes(mesh_impl, length_axis)
@@ -448,7 +448,7 @@ class _AttentionSlice:
     def _masks(
         self,
         lowering: Lowering,
-        keys: Keys,
+        keys: KeyRange,
         options: Options,
         extras: dict[str, upstream.Tensor],
         of_memory: upstream.Tensor | None = None,

@@ -25,7 +25,7 @@ import tensorflow as tf
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
-from t2tp.ops.attention.blocks import Keys
+from t2tp.ops.attention.blocks import KeyRange
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 
 # The dimension of the positions in [batch, kv_heads, keys, d_kv].
@@ -44,7 +44,7 @@ class Visiting(NamedTuple):
     segments: tuple[tf.Tensor, ...]
 
 
-class Part(NamedTuple):
+class RingKeys(NamedTuple):
     """Consecutive keys of the slice that a processor currently holds.
 
     Attributes:
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
     k: tf.Tensor
     v: tf.Tensor
-    keys: Keys
+    keys: KeyRange
     segments: Sequence[tf.Tensor]
 
 
@@ -92,7 +92,7 @@ class Ring:
         """The number of keys in each part of a slice: one part, or two in head-tail order."""
         return [self._size // 2] * 2 if self._is_head_tail else [self._size]
 
-    def parts(self, visiting: Visiting, step: tf.Tensor) -> list[Part]:
+    def parts(self, visiting: Visiting, step: tf.Tensor) -> list[RingKeys]:
         """Returns the parts of `visiting`, the slice that this processor holds at a step."""
         owner = (self._collectives.coordinate(self._axis) - step) % self.count
         places = [*head_and_tail(owner, self.count)] if self._is_head_tail else [owner]
@@ -108,7 +108,7 @@ class Ring:
             places, self.part_sizes, zip(*cut, strict=True), strict=True
         ):
             k, v = (blockwise.cut(x, self.key_block) for x in (k, v))
-            parts.append(Part(k, v, Keys(size, place * size), segments))
+            parts.append(RingKeys(k, v, KeyRange(size, place * size), segments))
         return parts
 
     def passed_on(self, x: tf.Tensor) -> tf.Tensor:
@@ -166,7 +166,7 @@ def backward(
     ]
 
     def step(
-        t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.Sums]
+        t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.BlockSums]
     ) -> tuple:
         coming = ring.next(here, t)
         # A step adds to the gradients of its slice, so these gradients are passed on after the
@@ -180,7 +180,7 @@ def backward(
         own = [tf.concat(parts, _POSITIONS) for parts in zip(*d_parts, strict=True)]
         return t + 1, coming, [a + b for a, b in zip(d_kv, own, strict=True)], sums
 
-    start = [blockwise.Sums.nothing(*part) for part in zip(ours, terms, strict=True)]
+    start = [blockwise.BlockSums.nothing(*part) for part in zip(ours, terms, strict=True)]
     no_gradient = [tf.zeros(x.shape) for x in ring.begin.kv]
     *_, d_kv, sums = _loop(ring, step, (ring.begin, no_gradient, start))
     grads = [of_part.gradients(part) for of_part, part in zip(sums, ours, strict=True)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from t2tp.ops.attention.blocks import Block, Keys, added_in_turn, in_key_blocks
+from t2tp.ops.attention.blocks import Block, KeyRange, added_in_turn, in_key_blocks
 from t2tp.ops.attention.mask import MASKED, Mask
 from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.weight_dropout import AttentionDropout
@@ -50,7 +50,7 @@ class ScoreTerms:
         bias = self.bias.block(block)
         return scores + (bias if mask is None else bias + mask)
 
-    def of_keys(self, keys: Keys, segments: tf.Tensor | None = None) -> ScoreTerms:
+    def of_keys(self, keys: KeyRange, segments: tf.Tensor | None = None) -> ScoreTerms:
         """Returns the terms of the same queries for other keys, with segments [batch, keys]."""
         return replace(self, mask=self.mask.of_keys(keys, segments))
 

@@ -132,7 +132,7 @@ class BatchNormGradOperation(Operation):
             lowering.set_slice(output, tf.cast(value, output.dtype))
 
 
-class _Kernels:
+class _FusedNorm:
     """Batch norm of a slice x [..., channels] by TensorFlow's kernels.
 
     Statistics, scale and offset are [channels], all in float32.
@@ -190,7 +190,7 @@ class _Kernels:
 
 
 class _Composed:
-    """Batch norm in elementary operations, where `_Kernels` cannot be used.
+    """Batch norm in elementary operations, where `_FusedNorm` cannot be used.
 
     XLA would expand TensorFlow's fused operation into operations that compute the variance as the
     difference of two large numbers, which loses precision.
@@ -202,7 +202,7 @@ class _Composed:
     def of_slice(
         self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `_Kernels`."""
+        """See `_FusedNorm`."""
         rows = _rows(x)
         mean = reduce_mean(x, rows)
         variance = reduce_mean(tf.math.squared_difference(x, mean), rows)
@@ -216,13 +216,13 @@ class _Composed:
         scale: tf.Tensor,
         offset: tf.Tensor,
     ) -> tf.Tensor:
-        """See `_Kernels`."""
+        """See `_FusedNorm`."""
         return self._normed(x, mean, variance) * scale + offset
 
     def straight_gradients(
         self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, scale: tf.Tensor, dy: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `_Kernels`."""
+        """See `_FusedNorm`."""
         rows = _rows(x)
         factor = tf.math.rsqrt(variance + self._epsilon) * scale
         d_scale = reduce_sum(dy * self._normed(x, mean, variance), rows)
@@ -232,13 +232,13 @@ class _Composed:
         return (x - mean) * tf.math.rsqrt(variance + self._epsilon)
 
 
-def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kernels | _Composed:
+def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _FusedNorm | _Composed:
     """Returns the implementation to use for slices of a tensor in this program."""
     # TensorFlow's kernels can run outside of the regions that XLA compiles. Their gradient for GPUs
     # is not deterministic, and they do not support float64.
     target = lowering.mesh_impl(tensor).target
     uses_kernels = target.compiles_regions and target.on_cpu and tensor.dtype != tf.float64
-    return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)
+    return _FusedNorm(epsilon) if uses_kernels else _Composed(epsilon)
 
 
 def _as_images(x: tf.Tensor) -> tf.Tensor:

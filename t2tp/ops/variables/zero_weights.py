@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.building.mesh import Declaration, context_of
+from t2tp.building.mesh import VariableDeclaration, context_of
 from t2tp.building.role import Role
 from t2tp.building.transfer import SAME_SIZE
 from t2tp.lowering.context import Lowering, Relayout
@@ -72,7 +72,7 @@ def get_variable(
     growth = SAME_SIZE
     if context.transfer is not None and role is not None:
         initializer, growth = context.transfer.scaled_initializer(full_name, role, initializer)
-    context.declarations[full_name] = Declaration(role, frozen, growth)
+    context.declarations[full_name] = VariableDeclaration(role, frozen, growth)
     trainable = trainable and not frozen
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from t2tp.pipeline.schedule import Action, Entry, Schedule
+from t2tp.pipeline.schedule import Action, Schedule, TickWork
 from t2tp.pipeline.schedules import make_schedule
 
 # The longer of the two short tables has this number of full groups, and then the last group, which
@@ -115,7 +115,7 @@ class Table:
 def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
     sends: list[Counter[tuple[Action, int]]] = [Counter() for _ in range(schedule.stages)]
 
-    def taken(stage: int, entry: Entry) -> float:
+    def taken(stage: int, entry: TickWork) -> float:
         work = seconds[stage][entry.action, entry.chunk]
         crossed = _crossed(schedule, stage, entry)
         if crossed is None:
@@ -127,7 +127,7 @@ def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[
     return Timing(end, tuple(busy), tuple(dict(each) for each in sends))
 
 
-def _crossed(schedule: Schedule, stage: int, entry: Entry) -> int | None:
+def _crossed(schedule: Schedule, stage: int, entry: TickWork) -> int | None:
     """Returns the chunk whose output an entry sends to another stage; None: it sends no message.
 
     In the backward pass, the message has the output's gradients, in the opposite direction.

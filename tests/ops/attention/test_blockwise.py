@@ -11,7 +11,7 @@ from t2tp import mtf
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
-from t2tp.ops.attention.blocks import Keys, Queries
+from t2tp.ops.attention.blocks import KeyRange, Queries
 from t2tp.ops.attention.mask import Mask
 from tests.ops.attention.attention_memory import D_KV, HEADS
 from tests.warm_processes import printed
@@ -25,7 +25,7 @@ def computed(queries, keys, bounds=blockwise._visible_blocks, size=64, **options
 
 def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
     def of_all(length, **options):
-        return computed(Queries(length), Keys(length), **options)
+        return computed(Queries(length), KeyRange(length), **options)
 
     assert of_all(4096) == 64 * 64
     assert of_all(4096, causal=True) == 64 * 65 / 2
@@ -43,9 +43,9 @@ def test_slices_of_the_length_compute_together_what_the_whole_does(options):
     parts = [Queries(size, slices, place) for place in range(slices)]
     for bounds in (blockwise._visible_blocks, blockwise._seeing_blocks):
         count = functools.partial(computed, bounds=bounds, **options)
-        by_queries = sum(count(part, Keys(length)) for part in parts)
-        by_both = sum(count(part, Keys(size, p.begin)) for part in parts for p in parts)
-        assert count(whole, Keys(length)) == by_queries == by_both > 0
+        by_queries = sum(count(part, KeyRange(length)) for part in parts)
+        by_both = sum(count(part, KeyRange(size, p.begin)) for part in parts for p in parts)
+        assert count(whole, KeyRange(length)) == by_queries == by_both > 0
 
 
 def halves_of(place, count, size=16):
@@ -60,7 +60,7 @@ def blocks_of(queries, keys):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_causal_attention_is_equal_work_for_all_processors(count):
-    keys = Keys(16 * count)
+    keys = KeyRange(16 * count)
     work = [
         sum(blocks_of(part, keys) for part in halves_of(place, count)) for place in range(count)
     ]
@@ -76,7 +76,7 @@ def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
     for place, step in np.ndindex(count, count):
         halves = head_and_tail((place - step) % count, count)
         steps[place, step] = sum(
-            blocks_of(part, Keys(8, half * 8))
+            blocks_of(part, KeyRange(8, half * 8))
             for part in halves_of(place, count)
             for half in halves
         )

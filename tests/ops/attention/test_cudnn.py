@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from t2tp.lowering.mesh_impl import Target
 from t2tp.ops.attention import cudnn
-from t2tp.ops.attention.blocks import Keys, Queries
+from t2tp.ops.attention.blocks import KeyRange, Queries
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.packed import Packed
 from t2tp.program.segments import MOST_SEGMENTS, segments_of_rows
@@ -40,7 +40,7 @@ def inputs(kv_heads=HEADS):
 def mask_of(causal, window, segments, max_segments=MAX_SEGMENTS):
     segments = None if segments is None else tf.constant(segments)
     places = {"segments": segments, "memory_segments": segments, "max_segments": max_segments}
-    return Mask(Queries(LENGTH), Keys(LENGTH), causal=causal, window=window, **places)
+    return Mask(Queries(LENGTH), KeyRange(LENGTH), causal=causal, window=window, **places)
 
 
 def attended(q, k, v, dy, mask, target=GPU):
@@ -134,7 +134,7 @@ def test_runs_stand_for_the_mask(lengths_of_rows, causal, window):
             seen if window is None else seen & (key > query - window)
         )
     tensors = {"segments": tf.constant(segments), "memory_segments": tf.constant(segments)}
-    mask = Mask(Queries(length), Keys(length), causal=causal, window=window, **tensors)
+    mask = Mask(Queries(length), KeyRange(length), causal=causal, window=window, **tensors)
     expected = np.zeros_like(attends)
     for row, seen in enumerate(mask.block(mask.whole).numpy()[:, 0] == 0):
         part = slice(row * length, (row + 1) * length)

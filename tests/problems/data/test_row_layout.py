@@ -21,7 +21,7 @@ from t2tp.problems.data.batch_stream import EMPTY
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import TokenField, fill_rows
 from t2tp.problems.data.row_index import IndexDirectory
-from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, padding_share, truncated
+from t2tp.problems.data.row_layout import RowTexts, bucketed, one_per_row, padding_share, truncated
 from t2tp.problems.data.row_layout import pack as packed
 
 LENGTH = 64
@@ -44,7 +44,7 @@ def texts(home, count, seed=0, shards=3, data="digest", longest=LENGTH + 8):
         for name in ("inputs", "targets")
     }
     directory = IndexDirectory(home / ".index", data) if data else None
-    return Texts(columns, "train", "train of pairs", directory)
+    return RowTexts(columns, "train", "train of pairs", directory)
 
 
 def write_checks(home, shards):
@@ -94,7 +94,7 @@ def test_little_of_packed_rows_is_padding(tmp_path):
     found = texts(tmp_path, 40_000)
     # Pairs need more padding than single texts, because the lengths of a pair differ.
     assert padding_share(found, packed(found, LENGTH), LENGTH) < 0.06
-    inputs = Texts({"inputs": found.columns["inputs"]}, "train", "inputs", found.directory)
+    inputs = RowTexts({"inputs": found.columns["inputs"]}, "train", "inputs", found.directory)
     assert padding_share(inputs, packed(inputs, LENGTH), LENGTH) < 0.03
 
 

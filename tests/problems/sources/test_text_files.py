@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2tp import problems
-from t2tp.problems.sources.user_files import Lines, find_files, read_file
+from t2tp.problems.sources.user_files import LineRange, find_files, read_file
 from tests.problems.decoded import all_decoded, decoded
 
 SMALL = "vocab_size=288"
@@ -108,12 +108,12 @@ def test_lines_of_several_files_are_numbered_through(tmp_path):
     contents = [b"one\ntwo\r\n\nlast", b"", b"x\n"]
     for name, each in zip("abc", contents, strict=True):
         (tmp_path / name).write_bytes(each)
-    lines = Lines([tmp_path / name for name in "abc"], tmp_path, piece_bytes=3)
+    lines = LineRange([tmp_path / name for name in "abc"], tmp_path, piece_bytes=3)
     assert [lines[number] for number in range(len(lines))] == ["one", "two", "", "last", "x"]
     assert lines.location(3) == f"{tmp_path}/a, line 4"
     assert lines.location(4) == f"{tmp_path}/c, line 1"
     (tmp_path / "a").write_text('1,"two\nlines"\n"3\n",4\n')
-    rows = Lines([tmp_path / "a"], tmp_path, quoted=True, piece_bytes=3)
+    rows = LineRange([tmp_path / "a"], tmp_path, quoted=True, piece_bytes=3)
     assert [*map(rows.__getitem__, range(len(rows)))] == ['1,"two\nlines"', '"3\n",4']
 
 
@@ -135,7 +135,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
     (tmp_path / "b").write_bytes(b"\xef\xbb\xbfone\n\xff\n")
     assert read_file(tmp_path / "a") == "one\n\ufefftwo\n"
-    lines = Lines([tmp_path / "a"], tmp_path)
+    lines = LineRange([tmp_path / "a"], tmp_path)
     assert [lines[0], lines[1]] == ["one", "\ufefftwo"]
     with pytest.raises(ValueError, match="b, line 2: not UTF-8 .*byte 0xff"):
         read_file(tmp_path / "b")
