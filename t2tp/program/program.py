@@ -239,10 +239,10 @@ class Program:
         copy.
         """
         program = copy.copy(self)
-        program._set_target(Target(on_cpu=False, compiles_regions=False, compiles_step=False))
+        program._set_target(Backend(on_cpu=False, compiles_regions=False, compiles_step=False))
         return program
 
-    def _set_target(self, target: Target) -> None:
+    def _set_target(self, target: Backend) -> None:
         """Sets the target, for which the program is not traced yet."""
         self._target = target
         self._run = tf.function(

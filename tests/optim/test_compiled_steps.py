@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp.lowering.mesh_impl import Target
+from t2tp.lowering.mesh_impl import Backend
 from t2tp.ops.attention import cudnn
 from t2tp.optim import train_step
 from t2tp.program.segments import segment_features
 from tests.models.any_model import EVERY, small_model
 
-GPU = Target(on_cpu=False, compiles_regions=False, compiles_step=True)
+GPU = Backend(on_cpu=False, compiles_regions=False, compiles_step=True)
 
 
 def step_of(family: str, **changes: object) -> t2tp.Program:

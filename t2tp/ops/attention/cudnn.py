@@ -22,7 +22,7 @@ from tensorflow.compiler.mlir.stablehlo import stablehlo
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from t2tp.lowering.mesh_impl import Target
+from t2tp.lowering.mesh_impl import Backend
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.score_terms import Gradients
 
@@ -55,7 +55,7 @@ def takes(dtype: tf.DType, d_kv: int) -> bool:
     return capability >= (8, 0) and dtype in _DTYPES and is_fitting
 
 
-def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
+def usable(target: Backend, dtype: tf.DType, d_kv: int) -> Backend | None:
     """Returns the target if its programs can use the kernels, otherwise None.
 
     The kernels require GPUs and compilation by XLA. With op determinism, XLA selects deterministic
@@ -73,7 +73,7 @@ def guarded(q: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def forward(
-    q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: Mask, target: Target
+    q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: Mask, target: Backend
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Computes the results of `blockwise.forward`, with a rounding error of 0.
 
@@ -102,7 +102,7 @@ def backward(
     log: tf.Tensor,
     dy: tf.Tensor,
     mask: Mask,
-    target: Target,
+    target: Backend,
 ) -> Gradients:
     """Computes the gradients w.r.t. q (scaled), k and v from `forward`'s results."""
 
@@ -119,7 +119,7 @@ def backward(
     return Gradients(d_q, d_k, d_v, None)
 
 
-def _compiled(run: Callable[..., list[tf.Tensor]], target: Target) -> Callable:
+def _compiled(run: Callable[..., list[tf.Tensor]], target: Backend) -> Callable:
     """Compiles a function with XLA, unless it is a part of a compiled step."""
     return run if target.compiles_step else tf.function(run, jit_compile=True, autograph=False)
 

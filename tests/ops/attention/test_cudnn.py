@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2tp.lowering.mesh_impl import Target
+from t2tp.lowering.mesh_impl import Backend
 from t2tp.ops.attention import cudnn
 from t2tp.ops.attention.blocks import KeyRange, Queries
 from t2tp.ops.attention.mask import Mask
@@ -18,7 +18,7 @@ from t2tp.program.segments import MOST_SEGMENTS, segments_of_rows
 from tests.ops.attention import jax_calls
 from tests.ops.attention.jax_calls import BATCH, D_KV, HEADS, LENGTH, MAX_SEGMENTS
 
-GPU = Target(on_cpu=False, compiles_regions=False, compiles_step=True)
+GPU = Backend(on_cpu=False, compiles_regions=False, compiles_step=True)
 JAX = json.loads((Path(__file__).parent / "jax_calls.json").read_text())
 SEGMENTS = np.array(jax_calls.SEGMENTS, np.int32)
 # Packed rows: segments of odd lengths, of one token, and padding at the end.
