@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2tp import upstream
-from t2tp.mesh.at_rest import ShapesAtRest
 from t2tp.mesh.axes import JOIN, MeshAxes
 from t2tp.mesh.layout_text import LayoutError, parse_mesh_shape, parse_rules
 from t2tp.mesh.stages import LAYERS, Pipeline
-from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use
+from t2tp.mesh.storage import ShapesAtRest, Storage, axes_at_rest, name_in_use
 
 # Dimensions that an axis need not divide, because the data determines their size. Their slices are
 # padded.
@@ -57,6 +56,7 @@ class Layout:
       rules: (dimension name, axis names) pairs, in the order in which they were written.
       mtf_rules: the rules with a single axis, as an `mtf.LayoutRules`.
       storage: how variables are sharded *at rest*, between their uses.
+      at_rest: `at_rest(shape)` is the shape at rest of a variable.
       pipeline: the schedule of the stages, if a rule splits `layers` into stages.
       exact_sums: number of parts into which a summed dimension is cut, a power of two
         (`t2tp.lowering.exact_sums`). 0: sums have no fixed order.
@@ -93,7 +93,7 @@ class Layout:
                     f" '{dim}:{first}{JOIN}{second}'."
                 )
         self.storage = storage or Storage()
-        self._at_rest = ShapesAtRest(self)
+        self.at_rest = ShapesAtRest(self)
         self.pipeline = pipeline or Pipeline()
         self.exact_sums = exact_sums
         # The number of parts into which `of_part` cuts a slice, by the name of the dimension.
@@ -109,7 +109,7 @@ class Layout:
         if self.num_stages == 1:
             return
         stages = set(self._parts[LAYERS])
-        for name, axes in self._at_rest.named_axes.items():
+        for name, axes in self.at_rest.named_axes.items():
             for axis in axes:
                 if self._axis_index.get(axis) in stages:
                     raise LayoutError(
@@ -348,14 +348,6 @@ class Layout:
 
     def _join(self, parts: Sequence[int]) -> str:
         return JOIN.join(self.mesh_shape.dims[part].name for part in parts)
-
-    def at_rest(self, shape: upstream.Shape) -> upstream.Shape:
-        """Returns the shape at rest of a variable or frozen weight; see `ShapesAtRest.of`."""
-        return self._at_rest.of(shape)
-
-    def stays_whole(self, shape: upstream.Shape) -> bool:
-        """Whether a weight is not sharded at rest; see `ShapesAtRest.stays_whole`."""
-        return self._at_rest.stays_whole(shape)
 
     def coordinates(self, pnum: int) -> dict[str, int]:
         """The coordinates of processor `pnum` on the mesh's axes (the last axis varies fastest)."""

@@ -26,13 +26,24 @@ masks the padding first (`SpmdMeshImpl.masked`). An operation whose inputs or ou
 dimension is rejected if it does not declare `accepts_padding`.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
+from t2tp.mesh.layout_text import LayoutError, describe, parse_axes, parse_rules
+from t2tp.suggestions import check_known
+
+if TYPE_CHECKING:
+    from t2tp.mesh.layout import Layout
 
 _AT_REST = "@"
+# Padding of less than this fraction is ignored in the choice of the dimension to shard.
+_LITTLE_PADDING = 0.01
 
 
 @dataclass(frozen=True)
@@ -69,3 +80,117 @@ def axes_at_rest(dim_name: str) -> list[str]:
     """Returns the names of the axes that shard a dimension only at rest."""
     _, _, axes = dim_name.partition(_AT_REST)
     return axes.split(JOIN) if axes else []
+
+
+class ShapesAtRest:
+    """The shapes that variables have at rest on a mesh.
+
+    Attributes:
+      named_axes: the axes that each storage setting names.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        """Reads the storage settings of a layout.
+
+        Raises:
+          LayoutError: a setting is malformed, names an axis that the mesh lacks, or has no effect.
+        """
+        self._layout, storage = layout, layout.storage
+        self._rules = dict(parse_rules(storage.rules, "storage_layout"))
+        self._axes = parse_axes(storage.axes, "zero_axes")
+        self.named_axes = {
+            "zero_axes": self._axes,
+            "storage_layout": [axis for axes in self._rules.values() for axis in axes],
+        }
+        known = layout.mesh_shape.dimension_names
+        for setting, axes in self.named_axes.items():
+            for axis in axes if layout.size > 1 else ():
+                sentence = f"{setting}: the mesh {layout.mesh_text} has no axis {axis!r}"
+                check_known(axis, known, "axes", sentence, LayoutError)
+        if self._rules and not storage.stage:
+            raise LayoutError(
+                f"storage_layout={storage.rules!r} shards variables at rest, but zero_stage=0"
+                " turns sharding off: set zero_stage to 1, 2 or 3."
+            )
+
+    def __call__(self, shape: upstream.Shape) -> upstream.Shape:
+        """Returns the shape at rest of a trainable variable or, in stage 3, of a frozen weight.
+
+        Raises:
+          LayoutError: a storage rule shards over an axis that splits the variable already, or over
+            axes that do not divide the slices of a split dimension.
+        """
+        if not self._layout.storage.stage:
+            return shape
+        for dim in shape.dims:
+            if dim.name in self._rules:
+                return self._at_rest_by_rule(shape, dim)
+        axes = self._free_zero_axes(shape)
+        if self._rules or shape.ndims < 2 or not axes:
+            return shape
+        count = self._count(axes)
+        free = [dim for dim in shape.dims if self._layout.axis_index(dim.name) is None]
+        padding = {dim: -(-dim.size // count) * count / dim.size - 1 for dim in free}
+        # Slices of a split dimension must divide evenly: padding would shift the later slices.
+        divisible = [d for d in shape.dims if d not in free and self._slice_of(d) % count == 0]
+        # Slices along the first dimension are contiguous in memory, so gather and reduce-scatter
+        # need no transpose. This is worth a little padding.
+        candidates = [dim for dim in free if padding[dim] < _LITTLE_PADDING] + divisible
+        candidates += sorted((d for d in free if d.size > 1), key=padding.__getitem__)
+        return _with(shape, candidates[0], axes) if candidates else shape
+
+    def _at_rest_by_rule(self, shape: upstream.Shape, dim: upstream.Dimension) -> upstream.Shape:
+        """Shards a dimension over the axes of its storage rule."""
+        axes = self._real(self._rules[dim.name])
+        rule = f"storage_layout: the rule '{dim.name}:{JOIN.join(self._rules[dim.name])}'"
+        for other in shape.dims:
+            for axis in axes:
+                if axis in {each.name for each in self._layout.axes_of(other.name)}:
+                    raise LayoutError(
+                        f"{rule} shards variable {describe(shape)} over mesh axis {axis!r}, which"
+                        f" splits its dimension {other.name!r} already: name another axis, or drop"
+                        " the rule."
+                    )
+        is_split = self._layout.axis_index(dim.name) is not None
+        if is_split and self._slice_of(dim) % self._count(axes):
+            raise LayoutError(
+                f"{rule} divides slices of {self._slice_of(dim)} by {self._count(axes)}: shard"
+                f" another dimension of {describe(shape)}, or leave storage_layout empty."
+            )
+        return _with(shape, dim, axes)
+
+    def stays_whole(self, shape: upstream.Shape) -> bool:
+        """Whether no dimension of a weight can be sharded, although axes are free for it."""
+        return (
+            shape.ndims > 1
+            and not self._rules
+            and bool(self._free_zero_axes(shape))
+            and self(shape) == shape
+        )
+
+    def _free_zero_axes(self, shape: upstream.Shape) -> list[str]:
+        """Returns the axes to shard a variable over: axes that do not split it in use."""
+        taken = {axis.name for dim in shape.dims for axis in self._layout.axes_of(dim.name)}
+        return [axis for axis in self._zero_axes() if axis not in taken]
+
+    def _count(self, axes: Iterable[str]) -> int:
+        return math.prod(self._layout.mesh_shape.get_dim_by_name(axis).size for axis in axes)
+
+    def _slice_of(self, dim: upstream.Dimension) -> int:
+        return self._layout.slice_size(upstream.Shape([dim]))[0]
+
+    def _zero_axes(self) -> list[str]:
+        """Returns the axes over which variables are sharded at rest without storage rules."""
+        return self._real(self._axes or [axis.name for axis in self._layout.axes_of("batch")])
+
+    def _real(self, axes: Iterable[str]) -> list[str]:
+        """Returns the axes that the mesh has, with more than one processor."""
+        sizes = {axis.name: axis.size for axis in self._layout.mesh_shape.dims}
+        return [axis for axis in axes if sizes.get(axis, 1) > 1]
+
+
+def _with(shape: upstream.Shape, dim: upstream.Dimension, axes: Sequence[str]) -> upstream.Shape:
+    """Returns `shape` with `dim` sharded over `axes`; without axes, `shape` itself."""
+    if not axes:
+        return shape
+    return upstream.Shape([sharded_at_rest(d, axes) if d == dim else d for d in shape.dims])

@@ -11,6 +11,5 @@ A mesh may span several processes, on one host or on several. `connect` makes th
 4. `cluster` binds each processor of the mesh to a device of a process.
 
 For example, with a mesh `data:2;model:4` on two processes, process 0 has the processors 0 to 3, and
-process 1 has the processors 4 to 7. `stop_vote` makes all processes stop training after the same
-step.
+process 1 has the processors 4 to 7.
 """

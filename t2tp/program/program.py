@@ -534,7 +534,7 @@ class Program:
                 " It shards over zero_axes, by default the axes that split the batch, if these do"
                 " not split the variable already. Name other axes, or set zero_stage=0."
             )
-        unsharded = [v.name for v in variables if self.layout.stays_whole(v.shape)]
+        unsharded = [v.name for v in variables if self.layout.at_rest.stays_whole(v.shape)]
         if unsharded:
             logging.warning(
                 f"ZeRO leaves {len(unsharded)} of {len(variables)} variables whole on each device:"

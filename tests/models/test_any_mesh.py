@@ -84,7 +84,7 @@ def test_zero_shards_all_but_vectors_over_any_number_of_devices(model, hparams_s
         at_rest = [layout.slice_size(layout.at_rest(s)) for s in shapes if s.ndims > 1]
         stored = sum(map(math.prod, at_rest))
         assert whole / n <= stored <= 1.02 * whole / n + slack * whole, n
-        assert not any(layout.stays_whole(shape) for shape in shapes), n
+        assert not any(layout.at_rest.stays_whole(shape) for shape in shapes), n
 
 
 def test_a_program_stores_the_slices_that_its_layout_says():

@@ -47,7 +47,7 @@ def check(hlo: str) -> int:
 @pytest.mark.parametrize("family", EVERY)
 @pytest.mark.slow
 def test_no_step_has_a_condition(family):
-    check(hlo_of(step_of(family, skip_nonfinite_steps=True, skip_step_sigma=3.0), "optimized_hlo"))
+    check(hlo_of(step_of(family, on_nonfinite="skip", skip_step_sigma=3.0), "optimized_hlo"))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_loops_have_a_known_number_of_iterations(changes):
 def test_the_host_selects_the_program_by_the_number_of_segments(microbatches, monkeypatch):
     monkeypatch.setattr(cudnn, "compute_capability", lambda: (9, 0))
     options = {"activation_dtype": "bfloat16", "microbatches": microbatches}
-    program = step_of("lm", attention_dropout=0.0, skip_nonfinite_steps=True, **options)
+    program = step_of("lm", attention_dropout=0.0, on_nonfinite="skip", **options)
     program.segment_features = segment_features(program.graph()[0].operations)
     assert program.segment_features == ["targets_segmentation"]
     program._set_target(GPU)
