@@ -8,12 +8,17 @@ import gc
 import itertools
 import os
 import signal
+import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import hypothesis
 import pytest
 from absl import logging
+
+# Programs that tests start keep compiled programs here, and not in the developer's own cache.
+_CACHE = tempfile.TemporaryDirectory(prefix="t2tp-test-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 # Under nohup, or in the background of a script, processes start with SIGHUP or SIGINT ignored.
 # Tests send both.

@@ -1,12 +1,18 @@
-"""The loops over the batches of a training and of an evaluation."""
+"""The loops over the batches of a training and of an evaluation.
+
+A training launches up to `iterations_per_loop` steps at once. The steps of a launch are fixed by
+their numbers: a launch ends at each multiple of `iterations_per_loop`, and where a hook needs the
+variables. So a resumed training has the same launches as an undisturbed one.
+"""
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from absl import logging
 
 from t2tp.processes.cluster import Cluster
+from t2tp.program.outputs import Outputs
 from t2tp.program.program import PlacedFeatures, Program
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.processes.interrupt import InterruptHandler
@@ -18,22 +24,40 @@ def train_loop(
     hooks: Sequence[Hook],
     interrupt: InterruptHandler,
     done: Callable[[int], None],
+    size: int = 1,
 ) -> None:
     """Trains a step per batch, until a signal arrives or a hook stops the training.
 
-    `placed` yields the program and the placed batch of each step. `done` is called after each step
-    with the number of steps done, before the hooks' `after_step`.
+    A launch that has begun is finished first.
+
+    Args:
+      placed: yields the program and the placed batch of each step.
+      training: the training's state, which the loop updates.
+      hooks: called around each step. If a launch has several steps, the hooks of its first step
+        are called before it, and then the hooks of all its steps in order.
+      interrupt: says whether a signal has arrived.
+      done: called after each launch with the number of steps that led to the variables' values.
+      size: the largest number of steps of a launch.
     """
+
+    def ends_loop(step: int) -> bool:
+        return step % size == 0 or any(hook.ends_loop(step) for hook in hooks)
+
     for hook in hooks:
         hook.begin(training)
-    for program, features in training.clock.counted("data", placed):
-        for hook in hooks:
-            hook.before_step(training)
-        outputs = program(features, step=training.steps_done)
-        training.steps_done += 1
-        done(training.steps_done)
-        for hook in hooks:
-            hook.after_step(training, outputs)
+    counted = training.clock.counted("data", placed)
+    for program, batches in in_loops(counted, training.steps_done, ends_loop):
+        outputs: list[Outputs] = []
+        for i in range(len(batches)):
+            for hook in hooks:
+                hook.before_step(training)
+            if not outputs:
+                outputs = program.loop(batches, training.steps_done, size)
+                done(training.steps_done + len(batches))
+            training.steps_done += 1
+            training.rest_of_loop = len(batches) - i - 1
+            for hook in hooks:
+                hook.after_step(training, outputs[i])
         if interrupt.stops_after(training.steps_done):
             break
         if training.stop_reason:
@@ -41,6 +65,29 @@ def train_loop(
             break
     for hook in hooks:
         hook.end(training)
+
+
+def in_loops(
+    placed: Iterable[tuple[Program, PlacedFeatures]], step: int, ends_loop: Callable[[int], bool]
+) -> Iterator[tuple[Program, list[PlacedFeatures]]]:
+    """Groups the batches of consecutive steps, each group for one launch of its program.
+
+    A launch ends after the steps for which `ends_loop` is true, and before a batch of another
+    program. `step` steps are done before the first batch.
+    """
+    launch: tuple[Program, list[PlacedFeatures]] | None = None
+    for program, features in placed:
+        if launch is not None and launch[0] is not program:
+            yield launch
+            launch = None
+        launch = launch or (program, [])
+        launch[1].append(features)
+        step += 1
+        if ends_loop(step):
+            yield launch
+            launch = None
+    if launch is not None:
+        yield launch
 
 
 def sum_metrics(

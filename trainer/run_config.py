@@ -25,6 +25,8 @@ class RunConfig:
       xla: whether XLA compiles the step; see `Program`.
       deterministic: whether GPUs repeat a run bit for bit; None: only several GPUs, whose copies of
         a variable must stay equal. CPUs always do.
+      iterations_per_loop: the largest number of steps of a launch; see `t2tp.trainer.loops`. None:
+        8 if XLA compiles the step for a GPU, else 1.
       save_checkpoints_steps: steps between checkpoints; the last step is always saved. None: 1000,
         unless `save_checkpoints_secs` is set.
       save_checkpoints_secs: seconds between checkpoints, by the clock of process 0; an alternative
@@ -63,6 +65,7 @@ class RunConfig:
     random_seed: int = 0
     xla: bool | None = None
     deterministic: bool | None = None
+    iterations_per_loop: int | None = None
     save_checkpoints_steps: int | None = None
     save_checkpoints_secs: float | None = None
     keep_checkpoint_max: int = 20
@@ -104,7 +107,7 @@ class RunConfig:
             value = getattr(self, field.name)
             if value is None or isinstance(value, str):
                 continue
-            if field.name.endswith(("_steps", "_max")) and value < 1:
+            if field.name.endswith(("_steps", "_max", "_loop")) and value < 1:
                 raise ValueError(f"{field.name} is {value}, and must be at least 1")
             if field.name.endswith(("_threads", "_every")) and value < 0:
                 raise ValueError(f"{field.name} is {value}, and must be at least 0")

@@ -5,7 +5,7 @@ the graph is the same as in training, with the same collectives, but without rou
 dtypes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class DoubleProgram(Program):
         """Builds the program; arguments as for `Program`."""
         super().__init__(*args, **kwargs)
         self._wide: dict[int, dict[str, tf.Variable]] = {}
-        self._widened: Callable[..., dict[str, tf.Tensor]] | None = None
+        self._widened: dict[tuple[int, bool], Callable[..., dict[str, tf.Tensor]]] = {}
 
     def value_of(self, variable: SlicedVariable, pnum: int) -> np.ndarray:
         """Returns the current value of a processor's slice of a variable."""
@@ -51,20 +51,26 @@ class DoubleProgram(Program):
                 }
         return self._wide[pnum]
 
-    def trace(self) -> Any:
-        """Returns a processor's program in float64: a function of pnum, step, handles, features."""
-        if self._widened is None:
-            self._widened = _widen(super().trace())
-        return self._widened
+    def trace(self, size: int = 1, is_whole: bool = True) -> Any:
+        """Returns a processor's program in float64: a function of pnum, span, handles, features."""
+        if (size, is_whole) not in self._widened:
+            self._widened[size, is_whole] = _widen(super().trace(size, is_whole))
+        return self._widened[size, is_whole]
 
-    def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _call(
+        self,
+        pnum: int,
+        function: Callable[..., dict[str, tf.Tensor]],
+        span: tuple[int, int],
+        batches: Sequence[list[tf.Tensor]],
+    ) -> dict[str, tf.Tensor]:
         """Runs processor `pnum`'s part, in its own thread."""
         with tf.device(self.cluster.devices[pnum]):
-            return self.trace()(
+            return function(
                 tf.constant(pnum, tf.int32),
-                tf.constant([step], tf.int64),
+                tf.constant(span, tf.int64),
                 *(variable.handle for variable in self._wide_slices(pnum).values()),
-                *(tf.cast(part, _wide_dtype(part.dtype)) for part in slices),
+                *(tf.cast(x, _wide_dtype(x.dtype)) for slices in batches for x in slices),
             )
 
 

@@ -51,27 +51,29 @@ class Executor:
         """Creates the threads."""
         self._layout = layout
         self._cluster = cluster
+        self._limit = cluster.time_limit  # Of the current call.
         self._threads = concurrent.futures.ThreadPoolExecutor(
             len(cluster.local_pnums),
             thread_name_prefix="processor",
             initializer=_keep_arithmetic if layout.exact_sums else None,
         )
 
-    def __call__(self, call: Callable[[int], T], log: Sequence[Collective]) -> list[T]:
+    def __call__(
+        self, call: Callable[[int], T], log: Sequence[Collective], steps: int = 1
+    ) -> list[T]:
         """Runs `call(pnum)` for all local processors at once; returns the results in pnum order.
 
         A timeout error names one of the program's collectives, which `log` lists.
 
         Raises:
-          CollectiveTimeoutError: the calls took longer than the cluster's time limit.
+          CollectiveTimeoutError: the calls took longer than the cluster's time limit for `steps`.
           MissingProcessError: another process failed, has ended or does not answer.
           Exception: an error of a processor's program.
         """
+        self._limit = steps * self._cluster.time_limit
         calls = {pnum: self._threads.submit(call, pnum) for pnum in self._cluster.local_pnums}
         _, pending = concurrent.futures.wait(
-            calls.values(),
-            timeout=self._cluster.time_limit,
-            return_when=concurrent.futures.FIRST_EXCEPTION,
+            calls.values(), timeout=self._limit, return_when=concurrent.futures.FIRST_EXCEPTION
         )
         errors = _errors(calls)
         if not errors and not pending:
@@ -121,7 +123,7 @@ class Executor:
             advice = " ".join(filter(None, [coordination.explain(), coordination.advice()]))
         logging.debug("processors stood at %s", where)
         waiting = [(_index_in_log(log, node), pnum, node) for pnum, node in where.items() if node]
-        limit = f"within {self._cluster.time_limit:.0f} s"
+        limit = f"within {self._limit:.0f} s"
         if not waiting:
             text = f"Processors did not finish {limit}, and none of them waited in a collective."
             return CollectiveTimeoutError(f"{text} {advice}".rstrip())

@@ -21,6 +21,7 @@ class Outputs(Mapping[str, np.ndarray]):
       cluster: which processors are in this process.
       slices: slices of each local processor, gathered along `dims_to_gather`.
       reads: values that are being read already.
+      row: the step's index in the stacked outputs of a loop; () if the step ran alone.
     """
 
     layout: Layout
@@ -28,6 +29,7 @@ class Outputs(Mapping[str, np.ndarray]):
     shapes: Mapping[str, upstream.Shape]
     slices: list[dict[str, tf.Tensor]]
     reads: Mapping[str, Future[np.ndarray]] = field(default_factory=dict)
+    row: tuple[int, ...] = ()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -37,12 +39,12 @@ class Outputs(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name in self.reads:
-            return self.reads[name].result()
+            return self.reads[name].result()[self.row]
         shape = self.shapes[name]
-        first = self.slices[0][name]
-        if tuple(first.shape) == tuple(shape.to_integer_list):
-            return first.numpy()
-        whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
+        first = self.slices[0][name].numpy()[self.row]
+        if first.shape == tuple(shape.to_integer_list):
+            return first
+        whole = np.zeros(shape.to_integer_list, first.dtype)
         for region, value in self.slices_of(name):
             whole[region] = value
         return whole
@@ -60,7 +62,7 @@ class Outputs(Mapping[str, np.ndarray]):
                 slice(part.stop) if part.stop is None else slice(part.stop - part.start)
                 for part in region
             )
-            yield region, slices[name].numpy()[real]
+            yield region, slices[name].numpy()[self.row][real]
 
 
 def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.program.executor import Executor
 from t2tp.program.outputs import Outputs, dims_to_gather
 from t2tp.program.segments import segment_features, segments_of_rows
+from t2tp.program.step_loop import loop_of_steps
 from t2tp.program.variables import (
     Variables,
     VariableSpec,
@@ -181,6 +182,7 @@ class Program:
             [VariableSpec.from_variable(v) for v in built.graph.all_variables]
         )
         self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
+        self._output_dtypes = {name: t.dtype for name, t in built.outputs.items()}
         self._log: list[Collective] = []
         compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla
         self._target = Backend(
@@ -216,20 +218,66 @@ class Program:
           MissingProcessError: another process of the cluster failed, ended or does not answer.
         """
         placed = features if isinstance(features, PlacedFeatures) else self.place(features or {})
+        return self.loop([placed], step)[0]
+
+    def loop(
+        self, batches: Sequence[PlacedFeatures], step: int = 0, size: int = 1
+    ) -> list[Outputs]:
+        """Runs one step for each batch, in a single launch on all devices.
+
+        A launch costs the host some microseconds for each variable, however many steps it runs.
+
+        Args:
+          batches: the results of `place`, one for each step.
+          step: the number of the first step.
+          size: the largest number of batches of a launch. XLA compiles a loop of exactly `size`
+            steps, and another for fewer steps. The body of both is the same computation, which may
+            be rounded differently from a step that is compiled alone (`size=1`).
+
+        Returns:
+          the outputs of each step.
+
+        Raises:
+          ValueError: there are no batches, or more than `size`.
+          tf.errors.OpError, CollectiveTimeoutError, MissingProcessError: see `__call__`.
+        """
+        count = len(batches)
+        if not 1 <= count <= size:
+            raise ValueError(f"A loop of size {size} runs 1 to {size} steps, not {count}.")
         self._first_built = None  # Frees memory: programs are rarely inspected once they run.
-        program = self._for_segments(placed.max_segments)
-        program.trace()
-        by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
-        slices = self._calls(lambda pnum: program._call(pnum, step, by_pnum[pnum]), program._log)
+        segments = [batch.max_segments for batch in batches]
+        program = self._for_segments(min(segments) and max(segments))  # 0: unknown.
+        function = program.trace(size, count == size)
+        padded_batches = [*batches, *[batches[-1]] * (size - count)]
+        by_pnum = dict(
+            zip(
+                self.cluster.local_pnums,
+                zip(*(b.slices for b in padded_batches), strict=True),
+                strict=True,
+            )
+        )
+        slices = self._calls(
+            lambda pnum: program._call(pnum, function, (step, step + count), by_pnum[pnum]),
+            program._log,
+            count,
+        )
         # A read from a GPU waits for all steps started before the read. A training reads the loss
         # of a step after it has started the next step, and would wait for that step, too. So the
         # reads of scalars begin here, before the next step starts.
         reads = {
-            name: self._reader.submit(tensor.numpy)
-            for name, tensor in slices[0].items()
-            if self._reader is not None and not tensor.shape.rank
+            name: self._reader.submit(slices[0][name].numpy)
+            for name, shape in self._output_shapes.items()
+            if self._reader is not None and not shape.dims
         }
-        return Outputs(self.layout, self.cluster, self._output_shapes, slices, reads)
+        return [
+            Outputs(self.layout, self.cluster, self._output_shapes, slices, reads, row)
+            for row in ([()] if size == 1 else [(i,) for i in range(count)])
+        ]
+
+    @property
+    def compiles_step(self) -> bool:
+        """Whether XLA compiles the whole step."""
+        return self._target.compiles_step
 
     def for_conversion(self) -> Program:
         """Returns this program for another runtime, such as LiteRT.
@@ -245,10 +293,7 @@ class Program:
     def _set_target(self, target: Backend) -> None:
         """Sets the target, for which the program is not traced yet."""
         self._target = target
-        self._run = tf.function(
-            self._program, autograph=False, jit_compile=target.compiles_step or None
-        )
-        self._concrete: tf.types.experimental.ConcreteFunction | None = None
+        self._traces: dict[tuple[int, bool], tf.types.experimental.ConcreteFunction] = {}
         self._by_segments = {target.max_segments: self}
 
     def _for_segments(self, max_segments: int) -> Program:
@@ -274,11 +319,13 @@ class Program:
             )
         return self.trace()(
             tf.constant(0, tf.int32),
-            tf.constant([0], tf.int64),
+            tf.constant([0, 1], tf.int64),
             [v.slices[0] for v in self._used],
             [
-                _as_bits(features[name], self._placed_dtype(feature))
-                for name, feature in self._features.items()
+                [
+                    _as_bits(features[name], self._placed_dtype(feature))
+                    for name, feature in self._features.items()
+                ]
             ],
         )
 
@@ -317,19 +364,33 @@ class Program:
         rows = [np.asarray(x[(slice(None),) * len(x.shape)]) for x in rows]
         return PlacedFeatures(slices, segments_of_rows(rows))
 
-    def trace(self) -> tf.types.experimental.ConcreteFunction:
-        """Returns the program of one processor; the first call traces it."""
-        if self._concrete is None:
-            scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([1], tf.int64)]
+    def trace(self, size: int = 1, is_whole: bool = True) -> tf.types.experimental.ConcreteFunction:
+        """Returns the program of one processor for `loop`; the first call traces it.
+
+        Args:
+          size: the largest number of steps of a launch.
+          is_whole: whether a launch has exactly `size` steps. Only XLA distinguishes: it compiles
+            a loop with a constant number of steps, whose end a GPU finds without asking the host.
+        """
+        is_whole = size == 1 or (is_whole and self._target.compiles_step)
+        if (size, is_whole) not in self._traces:
             slices = [
                 tf.TensorSpec(self.layout.slice_size(f.shape), self._placed_dtype(f))
                 for f in self._features.values()
             ]
+            function = tf.function(
+                partial(self._program, size if is_whole else None),
+                autograph=False,
+                jit_compile=self._target.compiles_step or None,
+            )
             with without_garbage_collection():
-                self._concrete = self._run.get_concrete_function(
-                    *scalars, [v.slices[0] for v in self._used], slices
+                self._traces[size, is_whole] = function.get_concrete_function(
+                    tf.TensorSpec([], tf.int32),
+                    tf.TensorSpec([2], tf.int64),
+                    [v.slices[0] for v in self._used],
+                    [slices] * size,
                 )
-        return self._concrete
+        return self._traces[size, is_whole]
 
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
         """Totals of a step's collectives: (kind, mesh axes) -> (number, bytes from each processor).
@@ -349,19 +410,29 @@ class Program:
         built = self._first_built or self._build_for_shapes()
         return built.graph, built.outputs
 
-    def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Runs processor `pnum`'s part, in its own thread."""
+    def _call(
+        self,
+        pnum: int,
+        function: Callable[..., dict[str, tf.Tensor]],
+        span: tuple[int, int],
+        batches: Sequence[list[tf.Tensor]],
+    ) -> dict[str, tf.Tensor]:
+        """Runs processor `pnum`'s part, in its own thread.
+
+        `span` is the number of the first step, and the first number after the last step.
+        """
+        begin, end = span
         with tf.device("CPU:0"):
             # With Python numbers, TensorFlow would cache a tensor of each number on each device.
-            begin, end = tf.constant(np.int64(step)), tf.constant(np.int64(step + 1))
-            one = tf.constant(1, tf.int64)
+            start, limit, delta = (tf.constant(np.int64(x)) for x in (begin, end + 1, end - begin))
         with tf.device(self.cluster.devices[pnum]):
-            return self.trace()(
+            return function(
                 tf.constant(pnum, tf.int32),
-                # Made by a kernel on the device: a copy to a GPU would wait for the previous step.
-                tf.raw_ops.Range(start=begin, limit=end, delta=one),
+                # The two numbers of `span`, made by a kernel on the device: a copy to a GPU would
+                # wait for the previous step.
+                tf.raw_ops.Range(start=start, limit=limit, delta=delta),
                 [v.slice_of(pnum) for v in self._used],
-                slices,
+                list(batches),
             )
 
     def _compiles_whole_step(self, graph: upstream.Graph) -> bool:
@@ -373,21 +444,49 @@ class Program:
 
     def _program(
         self,
+        count: int | None,
         pnum: tf.Tensor,
-        step: tf.Tensor,
+        span: tf.Tensor,
         variable_slices: list[tf.Variable],
-        feature_slices: list[tf.Tensor],
+        batches: list[list[tf.Tensor]],
     ) -> dict[str, tf.Tensor]:
-        """The program of one processor; traced once."""
+        """The program of one processor; traced once.
+
+        Args:
+          count: the number of steps; None: the length of `span`, at most `len(batches)`.
+          pnum: the processor.
+          span: see `_call`.
+          variable_slices: the processor's slices of the variables.
+          batches: the processor's slices of the features of each step.
+
+        Returns:
+          the processor's slices of the outputs. With several batches, they are stacked.
+        """
         # TensorFlow places every int32 argument on the first CPU. A loop that uses such an argument
         # would run there too, and copy the argument in each iteration.
         pnum = tf.identity(pnum)
-        feature_slices = [
-            _as_bits(x, feature.dtype)
-            for x, feature in zip(feature_slices, self._features.values(), strict=True)
-        ]
-        step = tf.reshape(step, [])
-        return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
+
+        def run(step: tf.Tensor, feature_slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
+            feature_slices = [
+                _as_bits(x, feature.dtype)
+                for x, feature in zip(feature_slices, self._features.values(), strict=True)
+            ]
+            return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
+
+        if len(batches) == 1:
+            return run(span[0], batches[0])
+        outputs = {
+            name: (self._output_dtypes[name], self._part_shape(shape))
+            for name, shape in self._output_shapes.items()
+        }
+        return loop_of_steps(run, span, count, batches, outputs)
+
+    def _part_shape(self, shape: upstream.Shape) -> list[int]:
+        """Returns the shape of a processor's part of an output; see `_gathered`."""
+        sizes = list(self.layout.slice_size(shape))
+        for i in dims_to_gather(self.layout, self.cluster, shape):
+            sizes[i] = shape.dims[i].size
+        return sizes
 
     def _placed_dtype(self, feature: Feature) -> tf.DType:
         """Returns the dtype in which a feature is passed to the devices.

@@ -18,6 +18,7 @@ from t2tp.object_store.store import StoreError
 from t2tp.processes import process_spec
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.quiet import quiet_import
+from t2tp.trainer import compilation_cache
 from t2tp.trainer.cli import console, flag_groups
 from t2tp.trainer.cli.flag_groups import FlagGroup, Positional
 from t2tp.trainer.errors import (
@@ -28,6 +29,9 @@ from t2tp.trainer.errors import (
     UsageError,
     as_usage_error,
 )
+
+# Flags that change what XLA compiles for the same graph.
+_COMPILER_FLAGS = ("deterministic", "intra_op_parallelism_threads")
 
 
 class Invocation(NamedTuple):
@@ -98,6 +102,9 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
                 run = _function(body)
             import_user_dir_of(flags)
             console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
+            if "compilation_cache_dir" in flags:
+                settings = [flags[name].value for name in _COMPILER_FLAGS if name in flags]
+                compilation_cache.use(flags.compilation_cache_dir, *settings)
             code = run(Invocation(flags, arguments, process)) or 0
             sys.stdout.flush()  # Raises BrokenPipeError here instead of when Python exits.
         return code

@@ -47,7 +47,7 @@ _SHORT = {
 # Flags that a run does not save: their values are among the hparams, or differ between processes.
 _NOT_SAVED = (
     *("config", "hparams", "worker_gpu", "hparams_range", "trial"),
-    *("num_processes", "process_id", "coordinator"),
+    *("num_processes", "process_id", "coordinator", "compilation_cache_dir"),
 )
 
 # Fields of the RunConfig that are not copied from the flag of the same name.

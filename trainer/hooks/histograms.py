@@ -25,9 +25,13 @@ class HistogramHook(Hook):
         self._variables = variables
         self._summaries = summaries
 
+    def ends_loop(self, step: int) -> bool:
+        """Whether histograms are due after this step."""
+        return step % self._every == 0
+
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Writes histograms if they are due."""
-        if training.steps_done % self._every:
+        if not self.ends_loop(training.steps_done):
             return
         wait_for(training, outputs)
         with training.clock.stopped("histograms"):

@@ -85,12 +85,14 @@ class Training:
       steps_done: steps done since the beginning of the run.
       max_steps: the value of `steps_done` at which the training ends.
       clock: measures the time spent training; a slow hook stops the clock while it works.
-      stop_reason: set by a hook to end the training after this step. With several processes, the
+      stop_reason: set by a hook to end the training after this launch. With several processes, the
         hook must set it in all processes after the same step.
       confirm: raises an error if one of the steps until now is unusable, for example if its loss is
         NaN. The trainer calls it before it saves the variables.
       confirm_saving: raises an error if the variables must not be saved. All processes call it
         before saving.
+      rest_of_loop: number of the following steps that have run in the same launch as this step
+        (`--iterations_per_loop`). The variables already contain their updates.
     """
 
     steps_done: int
@@ -99,6 +101,12 @@ class Training:
     stop_reason: str = ""
     confirm: Callable[[], None] = _nothing
     confirm_saving: Callable[[], None] = _nothing
+    rest_of_loop: int = 0
+
+    @property
+    def steps_launched(self) -> int:
+        """The number of steps that led to the variables' values."""
+        return self.steps_done + self.rest_of_loop
 
 
 class Hook:
@@ -106,7 +114,18 @@ class Hook:
 
     The `outputs` of `after_step` have the step's `loss`, `metrics/...` and `scalars/...`. Reading a
     value waits for the devices, so a hook should not read values at every step.
+
+    A launch may run several steps (`--iterations_per_loop`). The hook still sees each step, but the
+    variables have the values after the last step of the launch. A hook that uses the variables
+    overrides `ends_loop`.
     """
+
+    def ends_loop(self, step: int) -> bool:
+        """Whether a launch must end after this step, because `after_step` uses the variables.
+
+        The answer must depend on the number of the step only.
+        """
+        return False
 
     def begin(self, training: Training) -> None:
         """Called once before the first step."""
@@ -138,9 +157,13 @@ class EvaluationHook(Hook):
         self._evaluate = evaluate
         self._plateau = plateau
 
+    def ends_loop(self, step: int) -> bool:
+        """Whether an evaluation is due after this step."""
+        return step % self._every == 0
+
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Evaluates if an evaluation is due."""
-        if training.steps_done % self._every == 0 and training.steps_done < training.max_steps:
+        if self.ends_loop(training.steps_done) and training.steps_done < training.max_steps:
             wait_for(training, outputs)
             with training.clock.stopped("evaluation"):
                 self._evaluate()

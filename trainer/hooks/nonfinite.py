@@ -44,7 +44,7 @@ def replayed_cause(outputs: Mapping[str, np.ndarray]) -> str:
 
 
 class NonfiniteHook(Hook):
-    """Checks each step after the next one has been started, so that the devices never wait.
+    """Checks the steps of a launch after the next launch, so that the devices never wait.
 
     Saving and evaluating call `training.confirm()` first, so a non-finite step is never saved. All
     processes see the same numbers and stop after the same step.
@@ -60,8 +60,8 @@ class NonfiniteHook(Hook):
         """
         self._stops = stops
         self._log = log
-        self._step = first_step
-        self._outputs: Mapping[str, np.ndarray] | None = None
+        self._unchecked: list[tuple[int, Mapping[str, np.ndarray]]] = []
+        self._launched = first_step
         # Skipped steps so far. A resumed run restores this counter on the devices, so its value is
         # unknown (None) until the first step returns it.
         self._skipped = None if first_step else 0.0
@@ -71,37 +71,40 @@ class NonfiniteHook(Hook):
         training.confirm = self._look
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Checks the previous step."""
-        self._look()
-        self._step, self._outputs = training.steps_done, outputs
+        """Checks the steps of the previous launch."""
+        if training.steps_launched != self._launched:
+            self._look()
+        self._launched = training.steps_launched
+        self._unchecked.append((training.steps_done, outputs))
 
     def end(self, training: Training) -> None:
-        """Checks the last step."""
+        """Checks the last steps."""
         self._look()
 
     def _look(self) -> None:
-        """Checks the last step if it has not been checked."""
-        outputs, self._outputs = self._outputs, None
-        if outputs is None:
-            return
+        """Checks the steps that have not been checked."""
+        unchecked, self._unchecked = self._unchecked, []
+        for step, outputs in unchecked:
+            self._check(step, outputs)
+
+    def _check(self, step: int, outputs: Mapping[str, np.ndarray]) -> None:
+        """Checks one step."""
         loss, norm = float(outputs["loss"]), None
         if "scalars/gradient_norm" in outputs:
             norm = float(outputs["scalars/gradient_norm"])
         if "scalars/skipped_steps" in outputs:
-            self._report_skipped(float(outputs["scalars/skipped_steps"]), loss, norm)
+            self._report_skipped(step, float(outputs["scalars/skipped_steps"]), loss, norm)
         elif self._stops and not _is_finite(loss, norm, outputs):
-            raise NonfiniteStepError(self._step, loss, norm)
+            raise NonfiniteStepError(step, loss, norm)
 
-    def _report_skipped(self, skipped: float, loss: float, norm: float | None) -> None:
-        """Logs the last step if it was skipped."""
+    def _report_skipped(self, step: int, skipped: float, loss: float, norm: float | None) -> None:
+        """Logs a step if it was skipped."""
         before, self._skipped = self._skipped, skipped
         if before is None or skipped <= before:
             return
         facts = {"loss": loss, "gradient_norm": norm, "skipped_steps": int(skipped)}
-        logging.info(
-            "skipped step %d: %s (%d skipped so far)", self._step, _shown(loss, norm), skipped
-        )
-        self._log.write("skipped", self._step, facts)
+        logging.info("skipped step %d: %s (%d skipped so far)", step, _shown(loss, norm), skipped)
+        self._log.write("skipped", step, facts)
 
 
 def _shown(loss: float, norm: float | None) -> str:

@@ -23,6 +23,10 @@ class ProfileHook(Hook):
         self._is_on = False
         self._mark = contextlib.ExitStack()
 
+    def ends_loop(self, step: int) -> bool:
+        """Whether the range of steps begins or ends after this step."""
+        return step in (self._first - 1, self._last)
+
     def before_step(self, training: Training) -> None:
         """Starts the profiler at the first step of the range, and marks each step."""
         if training.steps_done + 1 == self._first:

@@ -57,9 +57,13 @@ class ReplicaHook(Hook):
         self._look(training)
         self._look_at_compute(training)
 
+    def ends_loop(self, step: int) -> bool:
+        """Whether a check is due after this step."""
+        return step % self._every == 0
+
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Compares copies and results if a check is due."""
-        if training.steps_done % self._every == 0:
+        if self.ends_loop(training.steps_done):
             wait_for(training, outputs)
             self._look(training)
             self._look_at_compute(training)

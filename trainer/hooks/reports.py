@@ -56,8 +56,9 @@ class ReportHook(Hook):
         if is_due:
             sums = _sums(outputs)
             # TensorFlow traces and compiles in the first step, so its time says nothing about
-            # later steps.
-            speed = {} if self._is_first else self._speed(training, sums)
+            # later steps. Of several reports of a launch, only the first has a speed.
+            is_timed = not self._is_first and training.steps_launched > self._last[0]
+            speed = self._speed(training, sums) if is_timed else {}
             # If a metric has the same name as a scalar of the step, the scalar is reported, because
             # a custom model function may define its own loss.
             scalars = self._metric_values(sums) | step_scalars | speed
@@ -94,7 +95,8 @@ class ReportHook(Hook):
     @staticmethod
     def _now(training: Training) -> tuple[int, float, Counter[str]]:
         clock = training.clock
-        return training.steps_done, clock.seconds(), Counter(clock.parts())
+        # The devices have finished the whole launch when a value of one of its steps is read.
+        return training.steps_launched, clock.seconds(), Counter(clock.parts())
 
 
 def _scalars(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:

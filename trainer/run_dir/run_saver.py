@@ -165,6 +165,10 @@ class CheckpointHook(Hook):
         """Describes when the next checkpoint is due."""
         return self._policy.next(step)
 
+    def ends_loop(self, step: int) -> bool:
+        """Whether the policy saves after this step, whatever the time."""
+        return self._policy.ends_loop(step)
+
     def before_step(self, training: Training) -> None:
         """Raises SavingError if the last save has failed."""
         self._saver.check()
@@ -172,6 +176,8 @@ class CheckpointHook(Hook):
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Saves if a checkpoint is due or the step has the best metric so far."""
         step = training.steps_done
+        if training.rest_of_loop:  # The variables are of a later step.
+            return
         if self._policy.is_due(step) or self._saver.is_best(step):
             wait_for(training, outputs)
             self._save(training)

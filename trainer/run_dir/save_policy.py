@@ -12,8 +12,11 @@ from t2tp.processes.cluster import Cluster
 class SavePolicy(Protocol):
     """Decides when a checkpoint is due, at the same steps in all processes."""
 
+    def ends_loop(self, step: int) -> bool:
+        """Whether a checkpoint is certain to be due after this step."""
+
     def is_due(self, step: int) -> bool:
-        """Whether to save after this step; called after every step."""
+        """Whether to save after this step; called after every launch of steps."""
 
     def saved(self, step: int) -> None:
         """Tells the policy that a checkpoint is being saved."""
@@ -33,9 +36,11 @@ class EverySteps:
         self._steps = steps
         self._last_step = last_step
 
-    def is_due(self, step: int) -> bool:
+    def ends_loop(self, step: int) -> bool:
         """Whether to save after this step."""
         return step % self._steps == 0
+
+    is_due = ends_loop
 
     def saved(self, step: int) -> None:
         """Does nothing: only the step number matters."""
@@ -69,6 +74,10 @@ class EverySeconds:
         self._saved_at = clock()
         self._saved_step = first_step
         self._ask_at = first_step + 1
+
+    def ends_loop(self, step: int) -> bool:
+        """Returns False: the steps to save at are not known in advance."""
+        return False
 
     def is_due(self, step: int) -> bool:
         """Whether to save after this step."""

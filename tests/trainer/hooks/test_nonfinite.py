@@ -35,9 +35,13 @@ def saved(directory, step):
     return values_in(Checkpoint(step_directory(directory, step)))
 
 
-@pytest.mark.parametrize(("mesh", "bad"), [("one device", 8), ("both", 3), ("both", 7)])
-def test_it_stops_and_the_latest_checkpoint_is_of_the_step_before(tmp_path, mesh, bad):
-    poisoned = estimator(tmp_path / "bad", mesh, log_json=str(tmp_path / "log"))
+@pytest.mark.parametrize(
+    ("mesh", "bad", "size"),
+    [("one device", 8, 1), ("both", 3, 1), ("both", 7, 1), ("one device", 7, 3), ("both", 8, 3)],
+)
+def test_it_stops_and_the_latest_checkpoint_is_of_the_step_before(tmp_path, mesh, bad, size):
+    settings = {"log_json": str(tmp_path / "log"), "iterations_per_loop": size}
+    poisoned = estimator(tmp_path / "bad", mesh, **settings)
     said = rf"step {bad} is not finite: loss nan. .* is the activation x. .* step {bad - 1}, before"
     with pytest.raises(TrainingDivergedError, match=said):
         poisoned.train(toy.inputs(Poisoned(bad)), 12)
