@@ -77,3 +77,18 @@ def targets(sizes: Sizes, batch: int, length: int) -> np.ndarray:
     """Returns int32 [batch, length], without token 0: models read 0 before the first target."""
     random = np.random.default_rng(1)
     return random.integers(1, sizes.vocab, (batch, length)).astype(np.int32)
+
+
+def packed(sizes: Sizes, batch: int, length: int, segments: str) -> dict[str, np.ndarray]:
+    """Returns the features of a batch.
+
+    With `segments="packed"`, each row has five documents of odd lengths; else it has one.
+    """
+    ends = [length * part // 11 for part in (1, 3, 4, 8)] if segments == "packed" else []
+    numbers = 1 + np.searchsorted(ends, np.arange(length), side="right")
+    begins = np.array([0, *ends])[numbers - 1]
+    row = {"targets_segmentation": numbers, "targets_position": np.arange(length) - begins}
+    shape = (batch, length)
+    return {"targets": targets(sizes, *shape)} | {
+        name: np.broadcast_to(value.astype(np.int32), shape) for name, value in row.items()
+    }

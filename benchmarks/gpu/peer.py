@@ -24,6 +24,8 @@ PARSER.add_argument("--batch", type=int, default=2)
 PARSER.add_argument("--length", type=int, default=64)
 PARSER.add_argument("--steps", type=int, default=10)
 PARSER.add_argument("--new_tokens", type=int, default=64, help="of a decode")
+PARSER.add_argument("--segments", choices=["one", "none", "packed"], default="one")
+PARSER.add_argument("--loop", type=int, default=1, help="steps of a launch, t2tp only")
 PARSER.add_argument("--waits", action="store_true", help="prints READY, then waits for a line")
 _answers = os.fdopen(os.dup(1), "w")
 
@@ -41,6 +43,7 @@ def measure(
     peak_bytes: Callable[[], int],
     more: Callable[[], dict[str, object]] = dict,
     between_reads: int = BETWEEN_READS,
+    steps_of_call: int = 1,
     **facts: object,
 ) -> None:
     """Times steps, and prints the results.
@@ -52,7 +55,8 @@ def measure(
       tokens: number of tokens of a step.
       peak_bytes: function that returns the peak of the device's memory.
       more: function that returns further results, called after the timed steps.
-      between_reads: number of steps that are started before a loss is read.
+      between_reads: number of calls of `step` before a loss is read.
+      steps_of_call: number of steps that a call of `step` starts; `tokens` are of one of them.
       **facts: further results, such as versions.
     """
     start = time.perf_counter()
@@ -64,12 +68,12 @@ def measure(
         input()
         float(step())
     seconds = []
-    for _ in range(max(1, steps // between_reads)):
+    for _ in range(max(1, steps // (between_reads * steps_of_call))):
         start = time.perf_counter()
         for _ in range(between_reads):
             loss = step()
         float(loss)
-        seconds.append((time.perf_counter() - start) / between_reads)
+        seconds.append((time.perf_counter() - start) / (between_reads * steps_of_call))
     results = {
         "losses": losses,
         "first_step": first,
@@ -79,4 +83,9 @@ def measure(
         **facts,
         **more(),
     }
+    report(**results)
+
+
+def report(**results: object) -> None:
+    """Prints the results in a JSON line."""
     print(json.dumps(results), file=_answers, flush=True)

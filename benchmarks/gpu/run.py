@@ -1,24 +1,31 @@
 """Checks and times t2tp on one GPU, compared with PyTorch and JAX, as docs/gpu.md describes.
 
-    python benchmarks/gpu/run.py [--stages=tests,matmul,train,decode] [--json=FILE]
+    python benchmarks/gpu/run.py [--stages=plain,loops] [--seconds=600] [--json=FILE] [--toy]
     python benchmarks/gpu/run.py --stages= --json=FILE    # prints the table of stored figures
 
+Each stage answers one question in at most two minutes. The stages run in the order of their
+importance, as long as `--seconds` last; a stage that would not fit is left out, and named. The JSON
+file is rewritten after each measurement, and keeps the figures of earlier calls. The directory
+`--artifacts` gets XLA's optimized HLO of each measured program, compressed.
+
 The processes of a comparison compile in parallel and are then timed one after the other, so that
-each has the card for itself. A process that fails runs again, without other processes. The table is
-printed last; the full figures are in the JSON file, which is rewritten after each comparison and
-keeps the figures of earlier stages. Without a GPU, everything runs at toy sizes, which only tests
-that the programs work.
+each has the card for itself. A process that fails, such as a peer that is not installed, is stored
+as failed. `--toy`, the default without a GPU, runs everything at sizes that only test the programs.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
+import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +35,29 @@ from typing import Any
 import gpt
 
 HERE = Path(__file__).parent
-STAGES = ("tests", "matmul", "train", "decode")
+# In the order of their importance.
+STAGES = {
+    "plain": "rows of one segment, one step in a launch",
+    "no_segments": "the same without segment features: no branch in attention",
+    "packed": "rows of five segments of odd lengths",
+    "loops": "eight steps in a launch",
+    "trainer": "the Estimator, with eight steps in a launch, with and without op determinism",
+    "second_start": "the Estimator twice with one cache of compiled programs",
+    "peers": "PyTorch and JAX",
+    "calibrate": "t2tp_calibrate of the card",
+    "decode": "decoding",
+    "matmul": "the peak rate of bfloat16 matmuls",
+    "long": "1.3B at length 1024 and 124M at 2048, with the peers",
+    "tests": "the engine's tests; not a part of the ten minutes",
+}
+STAGE_SECONDS, TESTS_SECONDS = 120, 1800
+LEAST_SECONDS = 40  # A stage with less time would only compile.
 
-# Tuples of comparisons (model, length, batch) whose processes are on the card at the same time.
-# They fit on a card of 140 GB together.
-TRAIN = ((("124M", 1024, 16), ("124M", 2048, 8)), (("1.3B", 2048, 2),), (("1.3B", 1024, 4),))
-TOY_TRAIN = ((("tiny", 64, 4),),)
+# (model, length, batch). The processes of a stage fit on a card of 140 GB together.
+TRAIN = (("1.3B", 2048, 2), ("124M", 1024, 16))
+LONG = (("1.3B", 1024, 4), ("124M", 2048, 8))
+TOY_TRAIN = (("tiny", 64, 4),)
+LOOP = 8
 DECODE_BATCHES = (1, 16, 64)
 PEERS = {"t2tp": "train_t2tp", "PyTorch": "train_torch", "JAX": "train_jax"}
 DECODERS = {"t2tp": "decode_t2tp", "Hugging Face": "decode_hf"}
@@ -68,13 +92,35 @@ def python_of(peer: str) -> str:
 
 
 class Run:
-    """A process with a program of this directory, which waits after its warm-up."""
+    """A process with a program of this directory, which may wait after its warm-up.
 
-    def __init__(self, peer: str, program: str, arguments: Mapping[str, Any]) -> None:
+    The process is killed at `deadline`, in seconds of `time.monotonic`. XLA writes the HLO of its
+    programs into `dump`.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        program: str,
+        arguments: Mapping[str, Any],
+        deadline: float,
+        dump: Path | None = None,
+        waits: bool = True,
+    ) -> None:
         options = [f"--{name}={value}" for name, value in arguments.items()]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        # Else XLA leaves CUDA graphs while a profiler runs, and the profile shows another program.
+        xla_flags = [os.environ.get("XLA_FLAGS", "")]
+        xla_flags.append("--xla_enable_command_buffers_during_profiling=true")
+        if dump is not None:
+            xla_flags += [f"--xla_dump_to={dump}", "--xla_dump_hlo_as_text"]
+        is_tensorflow = python_of(peer) == sys.executable and peer not in ENVIRONMENTS
         self._process = subprocess.Popen(
-            [python_of(peer), str(HERE / f"{program}.py"), "--waits", *options],
+            [
+                *(python_of(peer), str(HERE / f"{program}.py")),
+                *(["--waits"] if waits else []),
+                *options,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -84,8 +130,12 @@ class Run:
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "TF_FORCE_GPU_ALLOW_GROWTH": "true",
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            },
+            }
+            | ({"XLA_FLAGS": " ".join(xla_flags).strip()} if is_tensorflow else {}),
         )
+        self._killer = threading.Timer(max(0, deadline - time.monotonic()), self._process.kill)
+        self._killer.daemon = True
+        self._killer.start()
 
     def is_ready(self) -> bool:
         """Waits until the process has warmed up; returns False if it failed."""
@@ -94,22 +144,52 @@ class Run:
     def results(self) -> dict[str, Any]:
         """Lets the process continue after its warm-up; returns its results, or how it failed."""
         output, _ = self._process.communicate("\n")
+        self._killer.cancel()
         if output and not self._process.returncode:
             return json.loads(output.splitlines()[-1])
         self._errors.seek(0)
-        return {"failed": "\n".join(self._errors.read().strip().splitlines()[-12:])}
+        text = "\n".join(self._errors.read().strip().splitlines()[-12:])
+        is_late = self._process.returncode == -signal.SIGKILL
+        return {"failed": f"{'killed at the end of the stage' if is_late else ''}\n{text}".strip()}
 
 
-def compared(measured: Sequence[Measured]) -> Iterator[tuple[str, dict[str, Any]]]:
+def compared(
+    measured: Sequence[Measured], deadline: float, artifacts: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the results of each process: all warm up in parallel, then each is timed alone."""
-    runs = [Run(each.peer, each.program, each.arguments) for each in measured]
-    for run in runs:
-        run.is_ready()
-    results = [run.results() for run in runs]
-    for each, result in zip(measured, results, strict=True):
-        if "failed" in result:
-            result = Run(each.peer, each.program, each.arguments).results()
-        yield each.name, result | {"batch": each.arguments["batch"]}
+    with tempfile.TemporaryDirectory() as scratch:
+        dumps = [Path(scratch, str(i)) for i in range(len(measured))]
+        runs = [
+            Run(each.peer, each.program, each.arguments, deadline, dump)
+            for each, dump in zip(measured, dumps, strict=True)
+        ]
+        for run in runs:
+            run.is_ready()
+        for each, run, dump in zip(measured, runs, dumps, strict=True):
+            result = run.results() | {"batch": each.arguments["batch"]}
+            hlo = store_hlo(dump, artifacts / f"{each.name.replace(' ', '_')}.hlo.txt.gz")
+            if "longest_ms" in result:
+                result["operations"] = operations_of(result["longest_ms"], hlo)
+            yield each.name, result
+
+
+def store_hlo(dump: Path, path: Path) -> str:
+    """Compresses the largest optimized program of a dump into a file; returns the program."""
+    programs = sorted(dump.glob("*after_optimizations.txt"), key=lambda p: p.stat().st_size)
+    if not programs:
+        return ""
+    text = programs[-1].read_text("utf-8", "replace")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()))
+    return text
+
+
+def operations_of(kernels: Mapping[str, float], hlo: str) -> dict[str, str]:
+    """Returns the TensorFlow operation of each kernel that has the name of an HLO instruction."""
+    named = re.findall(r"%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", hlo)
+    by_name = {re.sub(r"\W", "_", name): operation for name, operation in named}
+    keys = {kernel: re.sub(r"\W", "_", kernel) for kernel in kernels}
+    return {kernel: by_name[key] for kernel, key in keys.items() if key in by_name}
 
 
 def run_tests(paths: Sequence[str], on_gpu: bool) -> dict[str, Any]:
@@ -118,6 +198,7 @@ def run_tests(paths: Sequence[str], on_gpu: bool) -> dict[str, Any]:
     start = time.perf_counter()
     done = subprocess.run(
         command,
+        timeout=TESTS_SECONDS,
         capture_output=True,
         text=True,
         cwd=HERE.parent.parent,
@@ -131,11 +212,18 @@ def run_tests(paths: Sequence[str], on_gpu: bool) -> dict[str, Any]:
     }
 
 
-def _trained(together: Sequence[tuple[str, int, int]], steps: int) -> Iterator[Measured]:
-    for model, length, batch in together:
-        sized = {"model": model, "length": length, "batch": batch, "steps": steps}
-        for peer, program in PEERS.items():
-            yield Measured(f"train {model} length {length} {peer}", peer, program, sized)
+def _trained(
+    stage: str,
+    cases: Sequence[tuple[str, int, int]],
+    peers: Mapping[str, str],
+    on_gpu: bool,
+    **options: Any,
+) -> Iterator[Measured]:
+    for model, length, batch in cases:
+        steps = 40 if on_gpu else 5
+        sized = {"model": model, "length": length, "batch": batch, "steps": steps, **options}
+        for peer, program in peers.items():
+            yield Measured(f"{stage} {model} length {length} {peer}", peer, program, sized)
 
 
 def _decoded(on_gpu: bool) -> Iterator[Measured]:
@@ -147,18 +235,63 @@ def _decoded(on_gpu: bool) -> Iterator[Measured]:
             yield Measured(f"decode {model} batch {batch} {peer}", peer, program, sized)
 
 
-def measurements(stages: Sequence[str], on_gpu: bool) -> Iterator[tuple[str, Any]]:
-    """Yields the name of each measurement, with its figures or the reason why it failed."""
-    if "matmul" in stages:
+def measurements(
+    stage: str, on_gpu: bool, deadline: float, artifacts: Path
+) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each measurement of a stage, with its figures or why it failed."""
+    cases, ours = TRAIN if on_gpu else TOY_TRAIN, {"t2tp": PEERS["t2tp"]}
+    others = {peer: program for peer, program in PEERS.items() if peer != "t2tp"}
+    options = {
+        "plain": {},
+        "no_segments": {"segments": "none"},
+        "packed": {"segments": "packed"},
+        "loops": {"loop": LOOP, "segments": "packed"},
+    }
+    if stage in options:
+        runs = [*_trained(stage, cases, ours, on_gpu, **options[stage])]
+        yield from compared(runs, deadline, artifacts)
+    elif stage == "peers":
+        yield from compared([*_trained("train", cases, others, on_gpu)], deadline, artifacts)
+    elif stage == "long":
+        long = LONG if on_gpu else TOY_TRAIN
+        yield from compared([*_trained("train", long, PEERS, on_gpu)], deadline, artifacts)
+    elif stage in ("trainer", "second_start"):
+        model, length, batch = cases[-1]
+        sized = {"model": model, "length": length, "batch": batch, "segments": "packed"}
+        sized |= {"steps": 80 if on_gpu else 5, "loop": LOOP}
+        with tempfile.TemporaryDirectory() as cache:
+            changes = [{"deterministic": "no"}, {"deterministic": "yes"}]
+            if stage == "second_start":
+                changes = [{"cache": cache}, {"cache": cache}]
+            for number, change in enumerate(changes, start=1):
+                run = Run("t2tp", "trainer_t2tp", sized | change, deadline, waits=False)
+                name = " ".join([stage, model, "length", str(length), f"run {number}", *change])
+                yield name, run.results() | {"batch": batch, **change}
+    elif stage == "calibrate":
+        with tempfile.TemporaryDirectory() as directory:
+            output = Path(directory, "machine.toml")
+            command = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_calibrate"]
+            command += [f"--output={output}", "--devices=1", "--processes="]
+            yield stage, _calibrated(command, output, deadline)
+    elif stage == "matmul":
         sized = {"size": 8192 if on_gpu else 256}
-        yield "matmul", Run("t2tp", "matmul", sized).results()
-    if "train" in stages:
-        for together in TRAIN if on_gpu else TOY_TRAIN:
-            yield from compared([*_trained(together, steps=20 if on_gpu else 5)])
-    if "decode" in stages:
-        yield from compared([*_decoded(on_gpu)])
-    if "tests" in stages:
-        yield "tests", run_tests(TESTS if on_gpu else TOY_TESTS, on_gpu)
+        yield stage, Run("t2tp", "matmul", sized, deadline).results()
+    elif stage == "decode":
+        yield from compared([*_decoded(on_gpu)], deadline, artifacts)
+    elif stage == "tests":
+        yield stage, run_tests(TESTS if on_gpu else TOY_TESTS, on_gpu)
+
+
+def _calibrated(command: Sequence[str], output: Path, deadline: float) -> dict[str, Any]:
+    """Runs the calibration; returns the text of the cluster file, or how it failed."""
+    try:
+        limit = deadline - time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"failed": "it did not end within the stage"}
+    if done.returncode:
+        return {"failed": done.stderr.strip()[-600:]}
+    return {"summary": "measured", "cluster_file": output.read_text("utf-8")}
 
 
 def table(figures: dict[str, Any]) -> list[str]:
@@ -177,8 +310,9 @@ def table(figures: dict[str, Any]) -> list[str]:
             continue
         rate = result["tokens_per_second"]
         line = f"{name}: {rate:,.0f} tokens/s, {result['peak_bytes'] / 2**30:.1f} GiB at most"
+        line += f", first step {result['first_step']:.1f} s"
         kind, model, *_ = name.split()
-        if kind == "train":
+        if kind != "decode":
             length = int(name.split()[3])
             line += f", batch {result['batch']}, first loss {result['losses'][0]:.3f}"
             if peak:
@@ -192,14 +326,18 @@ def table(figures: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stages", default=",".join(STAGES))
+    default = [stage for stage in STAGES if stage != "tests"]
+    parser.add_argument("--stages", default=",".join(default), help=", ".join(STAGES))
+    parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--json", default="gpu.json")
+    parser.add_argument("--artifacts", default="gpu_artifacts", help="directory for the HLO")
+    parser.add_argument("--toy", action="store_true", help="sizes that only test the programs")
     args = parser.parse_args()
     stages = [stage for stage in args.stages.split(",") if stage]
     unknown = sorted({*stages} - {*STAGES})
     if unknown:
         parser.error(f"unknown stages {', '.join(unknown)}; there are {', '.join(STAGES)}")
-    on_gpu = has_gpu()
+    on_gpu = has_gpu() and not args.toy
     card = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     what = subprocess.check_output(card, text=True).strip() if on_gpu else "no GPU: toy sizes"
     figures: dict[str, Any] = {}
@@ -208,10 +346,20 @@ def main() -> None:
         if stages and stored["device"] != what:
             parser.error(f"{args.json} has the figures of {stored['device']}; this is {what}")
         what, figures = stored["device"], stored["figures"]
-    for name, result in measurements(stages, on_gpu):
-        figures[name] = result
-        Path(args.json).write_text(json.dumps({"device": what, "figures": figures}, indent=1))
-        print(f"{name}: done", file=sys.stderr, flush=True)
+    end = time.monotonic() + args.seconds
+    for stage in stages:
+        seconds = STAGE_SECONDS if on_gpu and stage != "tests" else TESTS_SECONDS
+        left = end - time.monotonic()
+        if left < LEAST_SECONDS:
+            print(f"{stage}: left out, {left:.0f} s are left", file=sys.stderr)
+            continue
+        deadline = time.monotonic() + min(left, seconds)
+        for name, result in measurements(stage, on_gpu, deadline, Path(args.artifacts)):
+            figures[name] = result
+            Path(args.json).write_text(json.dumps({"device": what, "figures": figures}, indent=1))
+            print(
+                f"{name}: {'failed' if 'failed' in result else 'done'}", file=sys.stderr, flush=True
+            )
     print("\n".join([what, *table(figures)]))
 
 

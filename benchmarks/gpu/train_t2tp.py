@@ -9,7 +9,6 @@ args = peer.arguments()
 import gpt
 import kernels
 import model_t2tp
-import numpy as np
 import tensorflow as tf
 
 import t2tp
@@ -26,15 +25,14 @@ def step_fn(mesh, features):
 
 
 feature = t2tp.Feature(f"batch:{args.batch};length:{args.length}", tf.int32)
-program = t2tp.Program(step_fn, {name: feature for name in model.takes})
+names = ("targets",) if args.segments == "none" else model.takes
+program = t2tp.Program(step_fn, {name: feature for name in names}, xla=True)
 model_t2tp.load(program, sizes, args.length)
-targets = gpt.targets(sizes, args.batch, args.length)
-places = np.arange(args.length, dtype=np.int32)
 batch = program.place(
     {
-        "targets": targets,
-        "targets_segmentation": np.ones_like(targets),
-        "targets_position": np.broadcast_to(places, targets.shape),
+        name: value
+        for name, value in gpt.packed(sizes, args.batch, args.length, args.segments).items()
+        if name in names
     }
 )
 steps_done = 0
@@ -42,8 +40,8 @@ steps_done = 0
 
 def step() -> tf.Tensor:
     global steps_done
-    steps_done += 1
-    return program(batch, step=steps_done - 1)["loss"]
+    steps_done += args.loop
+    return program.loop([batch] * args.loop, steps_done - args.loop, args.loop)[-1]["loss"]
 
 
 peer.measure(
@@ -52,5 +50,6 @@ peer.measure(
     args.batch * args.length,
     model_t2tp.peak_bytes,
     lambda: kernels.profile(step),
+    steps_of_call=args.loop,
     version=model_t2tp.VERSION,
 )
