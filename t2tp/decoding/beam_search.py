@@ -21,6 +21,7 @@ from t2tp.decoding.token_loop import token_loop
 from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, is_any, log_probs_of
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
 
 
@@ -64,8 +65,7 @@ def top_candidates(
 class CandidatesOperation(Operation):
     """Finds the best continuations on a split vocabulary; see `top_candidates`."""
 
-    accepts_padding = True
-    dropped_dims = "kept"
+    signature = Signature(ordered=ALL, pads=True)
 
     def __init__(
         self,
@@ -81,8 +81,7 @@ class CandidatesOperation(Operation):
         self._end_ids = end_ids
         self._dim = dim
         shape = mtf.Shape([*logits.shape.dims[:-2], dim])
-        dtypes = (tf.float32, tf.int32, tf.int32)
-        self._outputs = [mtf.Tensor(self, shape, dtype) for dtype in dtypes]
+        self.set_outputs((shape, tf.float32), (shape, tf.int32), (shape, tf.int32))
 
     def lower(self, lowering: Lowering) -> None:
         """Finds the best candidates of each vocabulary slice, then the best of these."""

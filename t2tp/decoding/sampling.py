@@ -16,6 +16,7 @@ from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, log_probs_o
 from t2tp.lowering import random
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 
 
 def choose_tokens(
@@ -48,8 +49,7 @@ def choose_tokens(
 class ChooseOperation(Operation):
     """Chooses tokens on a split vocabulary; see `choose_tokens`."""
 
-    accepts_padding = True
-    dropped_dims = "kept"
+    signature = Signature(ordered=ALL, pads=True)
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ChooseOperation(Operation):
         self._vocab_size = vocab_size
         self._options = options
         rows = mtf.Shape(logits.shape.dims[:-1])
-        self._outputs = [mtf.Tensor(self, rows, tf.int32), mtf.Tensor(self, rows, tf.float32)]
+        self.set_outputs((rows, tf.int32), (rows, tf.float32))
 
     def lower(self, lowering: Lowering) -> None:
         """Chooses in this processor's slice, then among the slices' choices."""

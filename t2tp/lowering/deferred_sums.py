@@ -26,7 +26,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.linear_operations import Users, can_defer_past
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
-from t2tp.lowering.operation import hooks
+from t2tp.lowering.operation import signature_of
 from t2tp.mesh.collectives import tree_sum
 
 # Bytes. Larger sums share no collective: concatenating them takes as long as a collective.
@@ -40,7 +40,7 @@ def required_values(operations: list[upstream.Operation], users: Users) -> set[u
     return {
         tensor
         for op in operations
-        if not (hooks(op).accepts_deferred_sums or can_defer_past(op, users))
+        if not (signature_of(op).linear or can_defer_past(op, users))
         for tensor in op.inputs
     }
 

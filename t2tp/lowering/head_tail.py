@@ -12,19 +12,18 @@ hold these eighths of the positions:
 
 Most operations do not depend on the order: permuted positions only permute their results. So a
 tensor stays in head-tail order from the attention of one layer to the next. It is converted back
-only for operations that depend on the order (`Hooks.ordered_dims`) and for the program's outputs.
+only for operations that depend on the order (`Signature.ordered`) and for the program's outputs.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
-
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
-from t2tp.lowering.operation import hooks
+from t2tp.lowering.operation import hooks, signature_of
 from t2tp.lowering.reshape import begins
+from t2tp.lowering.signature import has
 from t2tp.mesh.graph_memo import GraphMemo
 
 CONSECUTIVE: Order = frozenset()
@@ -218,26 +217,5 @@ def _own_inputs(op: upstream.Operation) -> list[upstream.Tensor]:
 
 def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
     """Whether the result depends on the order of the positions along a dimension."""
-    if isinstance(op, _ON_SLICES):
-        return dim.name not in op.splittable_dims
-    if isinstance(op, upstream.Constant):
-        return np.ndim(op._value) > 0
-    if isinstance(op, upstream.EinsumOperation):
-        # An einsum with a one-hot tensor may be lowered to a look-up. The look-up reads the ids
-        # instead of the one-hot tensor, and the ids have not been converted to the new order.
-        return any(isinstance(x.operation, upstream.OneHotOperation) for x in op.inputs)
-    ordered = hooks(op).ordered_dims
-    return ordered is None or dim in ordered
-
-
-# mesh-tensorflow's operations that compute slice by slice. Along a splittable dimension, the order
-# of the positions does not matter to them.
-_ON_SLICES = (
-    upstream.SlicewiseOperation,
-    upstream.ops.ConcatOperation,
-    upstream.ops.PadOperation,
-    upstream.ops.SliceOperation,
-    upstream.ops.SplitOperation,
-    upstream.ops.StackOperation,
-    upstream.ops.UnstackOperation,
-)
+    signature = signature_of(op)
+    return has(signature.ordered, op, dim) or has(signature.whole, op, dim)

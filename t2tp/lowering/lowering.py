@@ -21,7 +21,7 @@ from t2tp.lowering.head_tail import CONSECUTIVE, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
-from t2tp.lowering.operation import hooks, is_elementwise, sums_along_rows
+from t2tp.lowering.operation import hooks
 from t2tp.lowering.random import is_below
 from t2tp.lowering.random_ops import lower_random
 from t2tp.lowering.reshape import lower_reshape
@@ -32,6 +32,7 @@ from t2tp.lowering.side_effects import (
     lower_print,
     lower_scalar_summary,
 )
+from t2tp.lowering.signature import applies_function, sums_along_rows
 from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
 from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
@@ -202,7 +203,7 @@ class GraphLowering(upstream.Lowering):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
             rule = functools.partial(lower_in_parts, rule=rule, dims=dims)
-        elif mesh_impl.layout.exact_sums and rule is not lower_linear and is_elementwise(op):
+        elif mesh_impl.layout.exact_sums and rule is not lower_linear and applies_function(op):
             rule = lower_in_vectors
         predicate = op_hooks.predicate
         with self.orders.during(op, outer_tensors_read):

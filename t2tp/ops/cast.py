@@ -5,6 +5,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 
 
 def cast(x: upstream.Tensor, dtype: tf.DType, name: str = "cast") -> upstream.Tensor:
@@ -31,22 +32,19 @@ def wide_dtype(x: upstream.Tensor | tf.Tensor) -> tf.DType:
 class CastOperation(Operation):
     """Input: x. Output: x in another dtype."""
 
-    ordered_dims = ()
-    accepts_padding = True
-    suits_any_slice = True
-
     def __init__(self, x: upstream.Tensor, dtype: tf.DType, name: str) -> None:
         super().__init__([x], name=name)
         both_float = x.dtype.is_floating and dtype.is_floating
-        self.accepts_deferred_sums = both_float and dtype.size > x.dtype.size
-        self._outputs = [upstream.Tensor(self, x.shape, dtype)]
+        widens = both_float and dtype.size > x.dtype.size
+        self.signature = Signature(linear=widens, any_slice=True)
+        self.set_outputs((x.shape, dtype))
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         return [cast(grad_ys[0], self.inputs[0].dtype)]
 
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
-        if self.accepts_deferred_sums and not lowering.needs_value(x):
+        if self.signature.linear and not lowering.needs_value(x):
             part, axes = lowering.partial_sum(x)
             lowering.set_sum_over_axes(y, tf.cast(part, y.dtype), axes)
         else:

@@ -5,6 +5,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.lowering.staged_sums import reduce_sum
 
 
@@ -34,7 +35,8 @@ class CumsumOperation(Operation):
         self._dim = dim
         self._exclusive = exclusive
         self._reverse = reverse
-        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
+        self.signature = Signature(ordered=[dim])
+        self.set_outputs(x)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         return CumsumOperation(

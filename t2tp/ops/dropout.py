@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.slice_shapes import expanded
 
 
@@ -64,8 +65,7 @@ def scaled(x: tf.Tensor, scale: float) -> tf.Tensor:
 class DropoutOperation(Operation):
     """Input: x. Output: like x."""
 
-    cost_kind = "random"
-    accepts_padding = True
+    signature = Signature(ordered=ALL, pads=True, cost="random")
     chooses_orders = True
 
     def __init__(

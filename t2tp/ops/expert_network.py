@@ -15,7 +15,7 @@ these partial sums of all processors along the axis.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -23,6 +23,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.activations import MLP_FUNCTIONS
 
@@ -64,8 +65,6 @@ class _Forward(NamedTuple):
 class ExpertNetworkOperation(Operation):
     """Applies the experts. Inputs: x, choices, gates and weights. Output: like x."""
 
-    cost_kind = "convolution"  # Counted by FLOPs.
-
     def __init__(
         self,
         x: upstream.Tensor,
@@ -78,16 +77,20 @@ class ExpertNetworkOperation(Operation):
         super().__init__([x, choices, gates, *map(weights.get, names)], name="expert_network")
         self._names = names
         self._mlp = mlp
-        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
+        self.set_outputs(x)
         self.rows = x.shape.dims[:-1]
         self._experts, self._d_model, self._d_ff = weights["input"].shape.dims
         self.summed = [self._experts, self._d_ff]
-        unsplit = [self._d_model.name, choices.shape.dims[-1].name]
-        self._splittable_dims, self._unsplittable_dims = (
-            self._initialize_splittable_and_unsplittable_dims("splittable", unsplit)
-        )
-        self.ordered_dims = [choices.shape.dims[-1], *weights["input"].shape.dims]
-        self.joint_shape = upstream.Shape([*self.rows, *weights["input"].shape.dims])
+        self.signature = self.signature_of_sums(self.summed)
+
+    def signature_of_sums(self, summed: Sequence[upstream.Dimension]) -> Signature:
+        """Returns the signature of this operation or its gradient, which combines these dimensions.
+
+        `exact_sums` cannot sum in parts: only one processor adds the output's bias.
+        """
+        ordered, whole = [self._experts, self._d_ff], [self._d_model, self.inputs[1].shape.dims[-1]]
+        # The cost is counted by FLOPs.
+        return Signature(combined=summed, ordered=ordered, whole=whole, cost="convolution")
 
     @property
     def matmul_flops(self) -> int:
@@ -164,18 +167,12 @@ class ExpertNetworkOperation(Operation):
 class ExpertNetworkGradOperation(Operation):
     """Differentiates the experts. Outputs: gradients w.r.t. x, gates and weights."""
 
-    cost_kind = "convolution"
-
     def __init__(self, forward: ExpertNetworkOperation, dy: upstream.Tensor) -> None:
         super().__init__([*forward.inputs, dy], name="expert_network_grad")
         self._forward = forward
-        self._splittable_dims = forward.splittable_dims
-        self._unsplittable_dims = forward.unsplittable_dims
-        self.ordered_dims, self.joint_shape = forward.ordered_dims, forward.joint_shape
+        self.signature = forward.signature_of_sums([*forward.rows, *forward.summed])
         x, _, *others = forward.inputs
-        self._outputs = [
-            upstream.Tensor(self, t.shape, t.dtype, index=i) for i, t in enumerate((x, *others))
-        ]
+        self.set_outputs(x, *others)
 
     def slice_flops(self, layout: Layout) -> float:
         """See `ExpertNetworkOperation`."""

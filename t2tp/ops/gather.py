@@ -14,6 +14,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.row_gather import TableRows
+from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.ops.cast import cast
 
 
@@ -97,10 +98,6 @@ class GatherOperation(Operation):
     Inputs: weights [..., dim, ...] and indices [...]. Output: [indices..., rest of weights...].
     """
 
-    cost_kind = "gather"
-    accepts_padding = True
-    suits_any_slice = True
-
     def __init__(
         self,
         weights: upstream.Tensor,
@@ -113,9 +110,10 @@ class GatherOperation(Operation):
         self._is_checked = is_checked
         rest = [d for d in weights.shape.dims if d != dim and d not in indices.shape.dims]
         self._outputs = [upstream.Tensor(self, indices.shape + rest, weights.dtype)]
-        self.joint_shape = _joint_shape(indices, dim)
-        self.ordered_dims = [dim]
-        self.dropped_dims = "kept"
+        # Each processor adds zeros in place of another processor's rows, which is exact.
+        self.signature = Signature(
+            summed=[dim], ordered=[dim], exact=[dim], pads=True, any_slice=True, cost="gather"
+        )
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         weights, indices = self.inputs
@@ -144,9 +142,6 @@ class GatherGradOperation(Operation):
       weights.
     """
 
-    cost_kind = "gather"
-    accepts_padding = True
-
     def __init__(
         self,
         indices: upstream.Tensor,
@@ -157,9 +152,7 @@ class GatherGradOperation(Operation):
         super().__init__([indices, dy], name="gather_grad")
         self._dim = dim
         self._outputs = [upstream.Tensor(self, weights_shape, dy.dtype)]
-        self.joint_shape = _joint_shape(indices, dim)
-        self.ordered_dims = [dim]
-        self.dropped_dims = "summed"
+        self.signature = Signature(summed=DROPPED, ordered=[dim], pads=True, cost="gather")
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         # The output does not depend on rows of `dy` whose index is out of range, so their gradient
@@ -172,16 +165,6 @@ class GatherGradOperation(Operation):
         rows = TableRows(lowering, weights_shape, indices, self._dim)
         summed = [d for d in indices.shape.dims if d not in weights_shape.dims]
         lowering.set_partial_sum(self.outputs[0], rows.add_up(lowering.slice(dy)), summed)
-
-
-def _joint_shape(indices: upstream.Tensor, dim: upstream.Dimension) -> upstream.Shape:
-    """Returns the dimensions that a layout must not split over the same axis.
-
-    If one axis split both `dim` and a dimension of the indices, the all-reduce over this axis would
-    add up rows of different indices. The shapes of tensors do not show this conflict, because no
-    tensor has all these dimensions.
-    """
-    return indices.shape + dim
 
 
 def _check_in_range(

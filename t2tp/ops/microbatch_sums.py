@@ -25,10 +25,6 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
       total: the sums, structured as the function returns them.
     """
 
-    cost_kind = "loop"
-    accepts_padding = True
-    accepts_deferred_sums = True
-    dropped_dims = "kept"
     repeats = False
     microbatch_operations: list[upstream.Operation]
     _body_inputs: list[upstream.Tensor]

@@ -79,10 +79,6 @@ def minimum(
 class ReduceExtremumOperation(Operation, upstream.ReduceOperation):
     """Max or min along some dimensions."""
 
-    cost_kind = "reduce"
-    ordered_dims = ()
-    accepts_padding = True
-
     def lower(self, lowering: Lowering) -> None:
         lower_reduce(self, lowering)
 
@@ -97,10 +93,6 @@ class ReduceExtremumOperation(Operation, upstream.ReduceOperation):
 
 class ExtremumOperation(Operation, upstream.MinMaxOperation):
     """The larger or smaller of two, element-wise."""
-
-    ordered_dims = ()
-    accepts_padding = True
-    suits_any_slice = True
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         dy, y = grad_ys[0], self.outputs[0]

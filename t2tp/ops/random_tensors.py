@@ -13,9 +13,6 @@ from t2tp.lowering.random_ops import lower_random
 class RandomOperation(Operation, upstream.RandomOperation):
     """Outputs a random tensor that does not depend on the mesh."""
 
-    cost_kind = "random"
-    accepts_padding = True
-
     def lower(self, lowering: Lowering) -> None:
         lower_random(self, lowering)
 

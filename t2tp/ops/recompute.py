@@ -15,6 +15,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.ops.cast import cast
 
 # Maps the gradient w.r.t. an input of a recomputed function to all gradients of that function. The
@@ -88,10 +89,7 @@ class ZeroAfterOperation(Operation):
     suffice, because XLA ignores them.
     """
 
-    cost_kind = "free"
-    ordered_dims = ()
-    accepts_padding = True
-    dropped_dims = "kept"
+    signature = Signature(cost="free")
 
     def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
         """Creates the operation.

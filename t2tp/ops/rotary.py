@@ -9,6 +9,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.lowering.slice_shapes import expanded
 
 
@@ -165,11 +166,8 @@ class RotaryOperation(Operation):
         self._turns = turns
         self._amplitude = amplitude
         self._backward = backward
-        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
-        self._splittable_dims, self._unsplittable_dims = (
-            self._initialize_splittable_and_unsplittable_dims("splittable", [x.shape.dims[-1].name])
-        )
-        self.ordered_dims = x.shape.dims[-1:]
+        self.signature = Signature(whole=x.shape.dims[-1:])
+        self.set_outputs(x)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         turned_back = RotaryOperation(

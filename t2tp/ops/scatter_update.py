@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.slice_shapes import expanded
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.take_microbatch import TakeMicrobatchOperation
@@ -57,8 +58,7 @@ def scatter_update(
 class ScatterUpdateOperation(Operation):
     """Inputs: x [leading..., dim, rest...], update [leading..., rest...] and positions."""
 
-    cost_kind = "gather"
-    accepts_padding = True
+    signature = Signature(ordered=ALL, pads=True, cost="gather")
 
     def __init__(
         self,

@@ -67,16 +67,12 @@ def slicewise(
 class UnstackOperation(Operation, upstream.UnstackOperation):
     """Input: x. Outputs: one per index of the dimension."""
 
-    accepts_padding = True
-
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         return super().gradient(_without_gaps(self, grad_ys))
 
 
 class SlicewiseOperation(Operation, upstream.SlicewiseOperation):
     """Applies a function to slices."""
-
-    accepts_padding = True
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         return super().gradient(_without_gaps(self, grad_ys))

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.ops.cast import at_least_float32, cast, wide_dtype
 
@@ -61,16 +62,12 @@ def reduce_logsumexp(
 class SoftmaxOperation(Operation):
     """Input: x [..., dim, ...]. Output: like x."""
 
-    cost_kind = "softmax"
-    ordered_dims = ()
-    accepts_padding = True
-
     def __init__(self, x: upstream.Tensor, dim: upstream.Dimension, name: str | None) -> None:
         super().__init__([x], name=name or "softmax")
         if dim not in x.shape.dims:
             raise ValueError(f"softmax along {dim}, which is no dimension of {x}.")
-        self._dim = dim
-        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
+        self._dim, self.signature = dim, _signature(dim)
+        self.set_outputs(x)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         return SoftmaxGradOperation(self.outputs[0], grad_ys[0], self._dim).outputs
@@ -94,14 +91,10 @@ class SoftmaxOperation(Operation):
 class SoftmaxGradOperation(Operation):
     """Inputs: y = softmax(x), dy. Output: dx."""
 
-    cost_kind = "softmax"
-    ordered_dims = ()
-    accepts_padding = True
-
     def __init__(self, y: upstream.Tensor, dy: upstream.Tensor, dim: upstream.Dimension) -> None:
         super().__init__([y, dy], name="softmax_grad")
-        self._dim = dim
-        self._outputs = [upstream.Tensor(self, y.shape, y.dtype)]
+        self._dim, self.signature = dim, _signature(dim)
+        self.set_outputs(y)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         dtype = wide_dtype(self.inputs[0])
@@ -121,6 +114,10 @@ class SoftmaxGradOperation(Operation):
         mean = reduce_sum(products, axis, keepdims=True)
         mean = mesh_impl.collectives.allreduce(mean, mesh_axes, "Add")
         lowering.set_slice(self.outputs[0], tf.cast(y * (dy - mean), self.outputs[0].dtype))
+
+
+def _signature(dim: upstream.Dimension) -> Signature:
+    return Signature(combined=[dim], pads=True, cost="softmax")
 
 
 def _logsumexp(

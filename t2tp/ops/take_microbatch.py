@@ -7,6 +7,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation, hooks
+from t2tp.lowering.signature import ALL, Signature
 
 
 def take_microbatch(
@@ -38,9 +39,6 @@ class TakeMicrobatchOperation(Operation):
     Inputs: x and the index of a microbatch (int32).
     """
 
-    cost_kind = "copy"
-    accepts_padding = True
-
     def __init__(
         self,
         x: upstream.Tensor,
@@ -53,8 +51,9 @@ class TakeMicrobatchOperation(Operation):
         self._axis = x.shape.dims.index(whole)
         self._rows = rows
         self.is_feature = hooks(x.operation).is_feature
+        self.signature = Signature(ordered=ALL, pads=True, any_slice=self.is_feature, cost="copy")
         dims = [part if dim == whole else dim for dim in x.shape.dims]
-        self._outputs = [upstream.Tensor(self, upstream.Shape(dims), x.dtype)]
+        self.set_outputs((upstream.Shape(dims), x.dtype))
 
     def takes_leading_rows_of(self, tensors: Container[upstream.Tensor]) -> bool:
         """Whether the input is one of these tensors, and its rows are the first dimension."""

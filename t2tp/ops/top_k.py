@@ -5,6 +5,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.ops.gather import GatherGradOperation
 
 
@@ -47,10 +48,6 @@ def argmax(
 class TopKOperation(Operation, upstream.TopKOperation):
     """Input: x. Outputs: values and indices."""
 
-    accepts_padding = True
-    suits_any_slice = True
-    dropped_dims = "kept"
-
     def __init__(
         self,
         x: upstream.Tensor,
@@ -59,7 +56,7 @@ class TopKOperation(Operation, upstream.TopKOperation):
         name: str | None,
     ) -> None:
         super().__init__(x, reduced_dim, k_dim, name=name)
-        self.ordered_dims = [reduced_dim]
+        self.signature = Signature(ordered=[reduced_dim], pads=True, any_slice=True)
 
     def lower(self, lowering: Lowering) -> None:
         (x,) = self.inputs

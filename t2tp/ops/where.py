@@ -5,6 +5,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.lowering.slice_shapes import expanded
 from t2tp.mesh.sizes import check_consistent_sizes
 
@@ -60,9 +61,7 @@ def where(
 class WhereOperation(Operation):
     """Inputs: condition, if_true and if_false. Output: with all their dimensions."""
 
-    ordered_dims = ()
-    accepts_padding = True
-    suits_any_slice = True
+    signature = Signature(any_slice=True)
 
     def __init__(
         self,

@@ -66,7 +66,6 @@ class Adafactor(Optimizer):
             state,
             [target.rate, squares.outputs[0], *squares.inputs],
             functools.partial(self._assign, moments, var.size, target.decay),
-            is_local=True,
         )
 
     def _assign(

@@ -9,6 +9,7 @@ from t2tp import mtf
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.optim.optimizer import mesh_axes, variable_slice
 
@@ -112,7 +113,7 @@ class StatisticsOperation(Operation):
     scalar; and the means of `Moments.sums`.
     """
 
-    accepts_padding = True
+    signature = Signature(combined=ALL, pads=True)
 
     def __init__(self, grad: mtf.Tensor, variable: mtf.Variable, moments: Moments) -> None:
         read = [x.value for x in (variable, *moments.variables)]
@@ -120,9 +121,7 @@ class StatisticsOperation(Operation):
         self.variable = variable
         self.moments = moments
         shapes = [mtf.Shape([]), *(shape for shape, _ in moments.sums())]
-        self._outputs = [
-            mtf.Tensor(self, shape, tf.float32, index=i) for i, shape in enumerate(shapes)
-        ]
+        self.set_outputs(*((shape, tf.float32) for shape in shapes))
 
     def lower(self, lowering: Lowering) -> None:
         grad, var = lowering.slice(self.inputs[0]), variable_slice(lowering, self.variable)
@@ -148,7 +147,7 @@ class DirectionSquaresOperation(Operation):
     float32 scalar.
     """
 
-    accepts_padding = True
+    signature = Signature(combined=ALL, pads=True)
 
     def __init__(self, statistics: StatisticsOperation, decay_rate: mtf.Tensor) -> None:
         grad = statistics.inputs[0]

@@ -18,8 +18,6 @@ class Adam(Optimizer):
     arXiv:1711.05101, algorithm 2.
     """
 
-    is_exact = True
-
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
         """Reads the parameters of the paper, `optimizer_adam_...`."""
         super().__init__(learning_rate, hparams)
@@ -40,7 +38,6 @@ class Adam(Optimizer):
                 [var, slot(var, "adam_m"), slot(var, "adam_v")],
                 [grad, rate, *powers],
                 functools.partial(self._update, decay),
-                is_local=True,
             )
             for var, grad, rate, decay in targets
         ]

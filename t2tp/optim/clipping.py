@@ -10,6 +10,7 @@ from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.optim.optimizer import mesh_axes
 
 # Bits of a sum of fixed-point numbers: the 63 of an int64, less a margin.
@@ -66,9 +67,7 @@ class SumOfSquaresOperation(Operation):
     All tensors that are split over the same mesh axes share one all-reduce.
     """
 
-    cost_kind = "reduce"
-    accepts_padding = True
-    dropped_dims = "kept"
+    signature = Signature(combined=ALL, exact=ALL, pads=True)
 
     def __init__(self, tensors: list[mtf.Tensor], of_stage: Sequence[int] | None = None) -> None:
         super().__init__(tensors, name="sum_of_squares")

@@ -40,8 +40,7 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
         average.assign_sub(part * (average - tf.cast(var, tf.float32)), read_value=False)
 
     operations = [
-        UpdateOperation("average", [slot(var, AVERAGE), var], [count], update, is_local=True)
-        for var in variables
+        UpdateOperation("average", [slot(var, AVERAGE), var], [count], update) for var in variables
     ]
     one = mtf.constant(count.mesh, 1.0, dtype=tf.float32)
     return [*operations, mtf.assign_add(count, one)]

@@ -20,8 +20,6 @@ class Lion(Optimizer):
     the same factor.
     """
 
-    is_exact = True
-
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
         """Reads the parameters of the paper, `optimizer_lion_...`."""
         super().__init__(learning_rate, hparams)
@@ -36,7 +34,6 @@ class Lion(Optimizer):
                 [var, slot(var, "lion_m")],
                 [grad, rate],
                 functools.partial(self._update, decay),
-                is_local=True,
             )
             for var, grad, rate, decay in targets
         ]

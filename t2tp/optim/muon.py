@@ -43,8 +43,6 @@ class Muon(Adam):
     matrix, and all output dimensions the other side. Any layout gives the same step.
     """
 
-    is_exact = True
-
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
         """Reads `optimizer_muon_...`; orthogonalizes in `activation_dtype`."""
         super().__init__(learning_rate, hparams)
@@ -78,9 +76,7 @@ class Muon(Adam):
             ):
                 update = functools.partial(self._move, target.decay, self._scale(*matrices.size))
                 inputs = [target.grad, direction, target.rate * self._relative_rate]
-                operations.append(
-                    UpdateOperation("muon", [target.var, moment], inputs, update, is_local=True)
-                )
+                operations.append(UpdateOperation("muon", [target.var, moment], inputs, update))
         return operations
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:

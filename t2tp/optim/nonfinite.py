@@ -10,6 +10,7 @@ from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients
 
 
@@ -79,12 +80,11 @@ class LargestMagnitudesOperation(Operation):
     All maxima are reduced over the mesh in one collective.
     """
 
-    accepts_padding = True
+    signature = Signature(combined=ALL, exact=ALL, pads=True)
 
     def __init__(self, tensors: list[mtf.Tensor]) -> None:
         super().__init__(tensors, name="largest_magnitudes")
-        scalar = mtf.Shape([])
-        self._outputs = [mtf.Tensor(self, scalar, tf.float32, index=i) for i in range(len(tensors))]
+        self.set_outputs(*[(mtf.Shape([]), tf.float32)] * len(tensors))
 
     def lower(self, lowering: Lowering) -> None:
         here = []

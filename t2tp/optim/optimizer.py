@@ -91,11 +91,9 @@ class Optimizer(mtf.optimize.Optimizer):
     Attributes:
       update_number: a float32 scalar, the number of the current step's update, from 1. None: no
         step is skipped, so the number follows from the step.
-      is_exact: whether `exact_sums` gives the same update on any layout.
     """
 
     update_number: mtf.Tensor | None = None
-    is_exact = False
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
         """Sets the learning rate, a float32 scalar, and reads the weight decay.
@@ -191,8 +189,6 @@ class UpdateOperation(mtf.Assign):
         variables: list[mtf.Variable],
         inputs: list[mtf.Tensor],
         update: Callable[..., None],
-        *,
-        is_local: bool = False,
     ) -> None:
         """Creates the operation.
 
@@ -201,17 +197,15 @@ class UpdateOperation(mtf.Assign):
           variables: the variable and its slots.
           inputs: the gradient, and small tensors.
           update: assigns the variables. It is called with the processor's slices of the variables
-            (`tf.Variable`), followed by its slices of the inputs (`tf.Tensor`).
-          is_local: whether `update` has no collectives. Abstract programs lower the operation only
-            if it has collectives, which reports and plans count.
+            (`tf.Variable`), followed by its slices of the inputs (`tf.Tensor`). Each element must
+            be computed on its own. For sums over a variable, write an operation.
         """
         super().__init__(variables, inputs, assign_fn=None, name=name)
         self._update = update
-        self._is_local = is_local
 
     def is_local(self, layout: Layout) -> bool:
         del layout
-        return self._is_local
+        return True  # `update` gets slices, not the lowering, and so has no collectives.
 
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]

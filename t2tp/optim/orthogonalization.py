@@ -36,6 +36,7 @@ from t2tp.building.role import MATRIX, Role
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import LayoutError, describe
 from t2tp.mesh.storage import name_in_use
@@ -206,8 +207,7 @@ class OrthogonalizeOperation(Operation):
     the dtype of the iteration.
     """
 
-    cost_kind = "product"
-    accepts_padding = True
+    signature = Signature(ordered=ALL, pads=True, cost="product")
 
     def __init__(
         self,
@@ -228,10 +228,7 @@ class OrthogonalizeOperation(Operation):
         self._momentum = momentum
         self._placement = variables[0].placement
         self._count = sum(each.count for each in variables)
-        self._outputs = [
-            mtf.Tensor(self, grad.shape, self._placement.dtype, index=i)
-            for i, grad in enumerate(grads)
-        ]
+        self.set_outputs(*((grad.shape, self._placement.dtype) for grad in grads))
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
         _, share = self._placement.owners(layout, self._count)

@@ -18,34 +18,14 @@ import tensorflow as tf
 
 from t2tp import mtf, upstream
 from t2tp.building.mesh import Mesh, is_balance
+from t2tp.lowering.operation import signature_of
+from t2tp.lowering.signature import DROPPED, has
 from t2tp.ops.cast import CastOperation
-from t2tp.ops.conv.convolution import ConvolutionFiltersGradOperation
-from t2tp.ops.gather import GatherGradOperation
-from t2tp.ops.norms.batch_norm import BatchNormOperation
-from t2tp.ops.norms.group_norm import GroupNormGradOperation
-from t2tp.ops.norms.layer_norm import NormGradOperation
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients, variables_of
 
-# Operations that sum over the dimensions that their outputs lack.
-_SUMS = (
-    upstream.EinsumOperation,
-    upstream.ReduceOperation,
-    ConvolutionFiltersGradOperation,
-    GatherGradOperation,
-    GroupNormGradOperation,
-    NormGradOperation,
-)
 _WITH_CONSTANT = (upstream.ScalarAddOperation, upstream.ScalarMultiplyOperation)
-# Operations that compute each row of the outputs from the same row of the inputs.
-_ELEMENTWISE = (
-    upstream.ops.BinaryOpWithBroadcasting,
-    upstream.ReshapeOperation,
-    upstream.StopGradient,
-    CastOperation,
-    *_WITH_CONSTANT,
-)
 
 
 class RowsMixedError(ValueError):
@@ -148,7 +128,8 @@ class _RowSums:
         for op in operations:
             reads_rows = any(map(self._has_rows, op.inputs))
             keeps_rows = all(map(self._has_rows, op.outputs))
-            if reads_rows and (not keeps_rows or isinstance(op, BatchNormOperation)):
+            combines_rows = has(signature_of(op).combined, op, self._batch)
+            if reads_rows and (not keeps_rows or combines_rows):
                 raise RowsMixedError(f"operation {op.name!r} computes with several rows at once")
 
     def _has_rows(self, x: mtf.Tensor) -> bool:
@@ -156,14 +137,16 @@ class _RowSums:
 
     def _copy(self, op: mtf.Operation, inputs: list[mtf.Tensor]) -> list[mtf.Tensor]:
         """Adds a copy of an operation to the graph; returns its outputs, all with rows."""
-        is_sum = isinstance(op, _SUMS) and getattr(op, "_reduction_fn_string", "SUM") == "SUM"
-        shape = op.outputs[0].shape
+        signature, shape = signature_of(op), op.outputs[0].shape
         is_cwise = (
             isinstance(op, upstream.SlicewiseOperation)
             and all(x.shape == shape for x in (*op.inputs, *op.outputs))
             and {*shape.dimension_names} <= {*op.splittable_dims}
         )
-        if not (is_sum or is_cwise or isinstance(op, _ELEMENTWISE)):
+        keeps_apart = not isinstance(op, upstream.SlicewiseOperation) and (
+            isinstance(op, upstream.ReshapeOperation) or signature.is_elementwise(op, self._batch)
+        )
+        if not (signature.summed is DROPPED or is_cwise or keeps_apart):
             raise RowsMixedError(f"operation {op.name!r} ({type(op).__name__}) sums over rows")
         if is_cwise:
             inputs = [mtf.broadcast(x, self._with_rows(op.outputs[0])) for x in inputs]

@@ -17,6 +17,7 @@ from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.layout import BATCH, PROCESSORS
 from t2tp.optim.nonfinite import step_tensors
 from t2tp.program.program import Feature, Program
@@ -86,7 +87,7 @@ class SameRows:
 class _Checksums(Operation):
     """Inputs: tensors. Output: the checksum of each processor's slices, int64."""
 
-    accepts_padding = True
+    signature = Signature(combined=ALL, exact=ALL, pads=True)
 
     def __init__(self, tensors: list[mtf.Tensor], processors: int) -> None:
         super().__init__(tensors, name="checksums")

@@ -22,8 +22,6 @@ class Sgd(Optimizer):
     as Keras and TensorFlow write it).
     """
 
-    is_exact = True
-
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
         """Reads `optimizer_momentum` and `optimizer_momentum_nesterov`.
 
@@ -47,7 +45,6 @@ class Sgd(Optimizer):
                 [var, slot(var, "momentum")] if self._momentum else [var],
                 [grad, rate],
                 functools.partial(self._move if self._momentum else self._descend, decay),
-                is_local=True,
             )
             for var, grad, rate, decay in targets
         ]

@@ -11,7 +11,7 @@ from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.side_effects import conditional_updates
-from t2tp.mesh.layout_text import LayoutError
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import clip, global_norm
 from t2tp.optim.ema import average_weights
@@ -142,11 +142,6 @@ def _apply(
     # Must precede the updates: `UpdateNorm` reads the variables before the step.
     movement = UpdateNorm(variables) if hparams.show_movement else None
     optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
-    if mesh.layout.exact_sums and not optimizer.is_exact:
-        raise LayoutError(
-            f"exact_sums={mesh.layout.exact_sums}: the sums of optimizer={hparams.optimizer} have"
-            " no fixed order yet: use muon, adam, sgd or lion, or set exact_sums=0."
-        )
     if is_good is not None:
         skipped = SkippedSteps(mesh, is_good)
         scalars["skipped_steps"] = skipped.total
@@ -216,15 +211,12 @@ def _wide_difference(now: tf.Tensor, then: tf.Tensor) -> tf.Tensor:
 class SnapshotOperation(Operation):
     """Outputs the values of variables at this point of the step, in their slice dtype."""
 
-    accepts_padding = True
-    dropped_dims = "kept"
+    signature = Signature(ordered=ALL, pads=True)
 
     def __init__(self, variables: list[mtf.Variable]) -> None:
         super().__init__([var.value for var in variables], name="snapshot")
         self._variables = variables
-        self._outputs = [
-            mtf.Tensor(self, var.shape, var.slice_dtype, index=i) for i, var in enumerate(variables)
-        ]
+        self.set_outputs(*((var.shape, var.slice_dtype) for var in variables))
 
     def lower(self, lowering: Lowering) -> None:
         for var, output in zip(self._variables, self.outputs, strict=True):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 
 
 class Boundary(Operation):
@@ -27,16 +28,13 @@ class Boundary(Operation):
         belongs to the backward pass.
     """
 
-    cost_kind = "free"
-    accepts_padding = suits_any_slice = True
+    signature = Signature(ordered=ALL, pads=True, any_slice=True, cost="free")
 
     def __init__(self, inputs: Sequence[upstream.Tensor], chunk: int, name: str) -> None:
         super().__init__(list(inputs), name=name)
         self.chunk = chunk
         self.backward: Boundary | None = None
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs)
-        ]
+        self.set_outputs(*inputs)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         given = [

@@ -78,9 +78,6 @@ class StageChain(Operation, upstream.WhileLoopOperation):
       last stage's layers, on all stages), and `own` (tensors that each stage keeps).
     """
 
-    cost_kind = "loop"
-    accepts_padding = True
-
     def __init__(
         self, layers: Callable[[upstream.Tensor], ChainResults], mesh: Mesh, groups: RowGroups
     ) -> None:

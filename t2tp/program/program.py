@@ -20,7 +20,7 @@ from t2tp.building.mesh import Mesh, names_by_stage
 from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.lowering import GraphLowering, all_operations
 from t2tp.lowering.mesh_impl import Backend, LaidOutTensor, SpmdMeshImpl
-from t2tp.lowering.operation import Operation, check_operation, suits_any_slice
+from t2tp.lowering.operation import Operation, check_operation, signature_of
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.slice_shapes import resized
 from t2tp.lowering.staged_sums import sum_in_stages
@@ -59,9 +59,7 @@ class Feature:
 class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):
     """Imports a feature into the graph; each processor is fed its slice."""
 
-    cost_kind = "free"
     is_feature = True
-    accepts_padding = True
 
     def __init__(self, mesh: Mesh, part: tf.Tensor, shape: upstream.Shape, name: str) -> None:
         super().__init__(mesh, LaidOutTensor([part]), shape, name)
@@ -582,7 +580,7 @@ class Program:
             isinstance(op, upstream.WhileLoopOperation) for op in built.graph.operations
         )
         for op in all_operations(built.graph.operations):
-            needs_vectors = self.layout.exact_sums and not suits_any_slice(op)
+            needs_vectors = self.layout.exact_sums and not signature_of(op).any_slice
             for tensor in op.outputs:
                 check_tensor(self.layout, tensor.name.removesuffix(":0"), tensor.shape)
                 shapes.append(tensor.shape)

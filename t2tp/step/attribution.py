@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.lowering.linear_operations import is_linear
-from t2tp.lowering.operation import hooks
+from t2tp.lowering.operation import hooks, signature_of
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layer_names import GRADIENTS
 from t2tp.mesh.layout import Layout
@@ -148,7 +148,7 @@ def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
         else:
             yield tensor
         return
-    if hooks(op).accepts_deferred_sums or is_linear(op):
+    if signature_of(op).linear or is_linear(op):
         for x in op.inputs:
             yield from _sources(x)
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from t2tp import upstream
 from t2tp.lowering.lowering import all_operations, live_operations
-from t2tp.lowering.operation import hooks
+from t2tp.lowering.operation import hooks, signature_of
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layer_names import GRADIENTS, layer_of
 from t2tp.mesh.storage import axes_at_rest
@@ -51,7 +51,7 @@ class Placed:
         """Whether the output shares the memory of the input."""
         if isinstance(self.operation, upstream.ReshapeOperation):
             return not self.collectives
-        return self.passes_on or hooks(self.operation).cost_kind in (VIEW, LOOP)
+        return self.passes_on or signature_of(self.operation).cost in (VIEW, LOOP)
 
     @property
     def is_computed(self) -> bool:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from t2tp import upstream
-from t2tp.lowering.operation import hooks
+from t2tp.lowering.operation import hooks, signature_of
 from t2tp.mesh.layout import Layout
 from t2tp.ops.norms.batch_norm import BatchNormOperation
 from t2tp.step.order import Placed
@@ -30,9 +30,8 @@ def kind_of(op: upstream.Operation) -> str:
         if len(op.inputs) < 2:
             return COPY
         return PRODUCT if _summed(op) else ELEMENTWISE
-    declared = hooks(op)
-    is_default = declared.cost_kind == ELEMENTWISE
-    return CONVOLUTION if is_default and declared.matmul_flops else declared.cost_kind
+    cost = signature_of(op).cost
+    return CONVOLUTION if cost == ELEMENTWISE and hooks(op).matmul_flops else cost
 
 
 def slice_elements(tensor: upstream.Tensor, layout: Layout) -> int:

@@ -1,8 +1,8 @@
 """The work of one processor in a step: matmuls, memory-bound operations and collectives.
 
 `sequence` and `slices` derive the work from a lowered program, and `compute_cost` and
-`collective_cost` compute its seconds. Each operation declares its kind: see `cost_kind` in
-`t2tp.lowering.operation.Hooks`.
+`collective_cost` compute its seconds. Each operation declares its kind: see `cost` in
+`t2tp.lowering.signature.Signature`.
 """
 
 from dataclasses import dataclass

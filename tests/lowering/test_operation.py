@@ -8,6 +8,7 @@ import pytest
 import t2tp
 from t2tp import mtf
 from t2tp.lowering import operation
+from t2tp.lowering.signature import Signature
 
 A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)
 X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
@@ -48,8 +49,8 @@ class DoubleOperation(t2tp.Operation):
 
     def __init__(self, x, **declared):
         super().__init__([x], name="double")
-        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
-        vars(self).update(declared)
+        self.signature = Signature(**declared)
+        self.set_outputs(x)
 
     def lower(self, lowering):
         addend, axes = lowering.partial_sum(self.inputs[0])
@@ -61,7 +62,7 @@ def test_sums_that_all_users_accept_deferred_are_not_reduced_before_them(accepts
     def step(mesh, features):
         del mesh
         total = mtf.reduce_sum(features["x"], reduced_dim=A)
-        doubled = DoubleOperation(total, accepts_deferred_sums=accepts).outputs[0]
+        doubled = DoubleOperation(total, linear=accepts).outputs[0]
         rows = mtf.reduce_sum(features["x"] * 2.0, reduced_dim=A)
         return {"doubled": doubled, "sine": mtf.sin(rows) + 1.0}
 
@@ -85,11 +86,16 @@ def test_an_operation_refuses_layouts_by_its_own_rules():
         run(step)
 
 
-def test_dimensions_of_a_joint_shape_are_not_split_over_one_axis():
+def test_a_summed_dimension_and_one_of_the_output_are_not_split_over_one_axis():
+    class TableOperation(t2tp.Operation):
+        def __init__(self, mesh):
+            super().__init__([mtf.ones(mesh, [A]), mtf.ones(mesh, [B])], name="table")
+            self.signature = Signature(summed=[B])
+            self.set_outputs(self.inputs[0])
+
     def step(mesh, features):
         del features
-        x = mtf.ones(mesh, mtf.Shape([A]))
-        return {"y": DoubleOperation(x, joint_shape=mtf.Shape([A, B])).outputs[0]}
+        return {"y": TableOperation(mesh).outputs[0]}
 
     with pytest.raises(t2tp.LayoutError, match="both its dimensions 'a' and 'b'"):
         t2tp.Program(step, mesh_shape="x:2", layout="a:x;b:x")

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import Operation, dims_of
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.collectives import Collectives
 from t2tp.ops.attention.api import RelativeBias, check_sinks
 from t2tp.ops.attention.blocks import query_key_scores, weighted_values
@@ -86,8 +87,6 @@ def attention_step(
 class AttentionStepOperation(Operation):
     """Inputs: q [batch..., heads, d_kv], k [batch..., kv_heads, memory, d_kv], v, and extras."""
 
-    dropped_dims = "kept"
-
     def __init__(
         self,
         qkv: list[upstream.Tensor],
@@ -104,11 +103,9 @@ class AttentionStepOperation(Operation):
         self._soft_cap = soft_cap
         q, k, v = qkv
         result = upstream.Shape([*q.shape.dims[:-1], v.shape.dims[-1]])
-        self._outputs = [upstream.Tensor(self, result, q.dtype)]
-        splittable = [d.name for d in (*q.shape.dims[:-1], *k.shape.dims[-3:-1])]
-        self._splittable_dims, self._unsplittable_dims = (
-            self._initialize_splittable_and_unsplittable_dims("unsplittable", splittable)
-        )
+        self.set_outputs((result, q.dtype))
+        splittable = {*q.shape.dims[:-1], *k.shape.dims[-3:-1]}
+        self.signature = Signature(ordered=ALL, whole={*dims_of(self)} - splittable)
 
     def lower(self, lowering: Lowering) -> None:
         q, k, v = self.inputs[:3]

@@ -15,6 +15,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.conv.halo import Halo, check_window
@@ -108,14 +109,8 @@ class _BlocksOperation(Operation):
         super().__init__(inputs, name=name)
         self._space = space
         self._block = block
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:outputs])
-        ]
-        self._splittable_dims, self._unsplittable_dims = (
-            self._initialize_splittable_and_unsplittable_dims(
-                "splittable", [inputs[0].shape.dims[-1].name]
-            )
-        )
+        self.signature = Signature(ordered=space, whole=inputs[0].shape.dims[-1:])
+        self.set_outputs(*inputs[:outputs])
 
     def part(self, lowering: Lowering) -> "_BlockSlice":
         """Returns the processor's slice."""

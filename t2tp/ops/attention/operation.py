@@ -12,7 +12,8 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.head_tail import CONSECUTIVE, Order
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import Operation, dims_of
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.mesh.layout import Layout
@@ -94,10 +95,6 @@ class AttentionOperation(Operation):
     weights [batch..., heads, length, memory], and never splits their memory dimension.
     """
 
-    cost_kind = "attention"
-    # An output lacks `kv_heads`, but is no sum over it: a query reads one kv head.
-    dropped_dims = "kept"
-
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
         self._options = options
@@ -110,23 +107,18 @@ class AttentionOperation(Operation):
         result = upstream.Shape([*batch, heads, length, v.shape.dims[-1]])
         kv_heads, memory, _ = k.shape.dims[-3:]
         if options.is_blockwise:
-            kept = upstream.Tensor(
-                self, upstream.Shape([*batch, heads, length]), tf.float32, index=1
-            )
+            kept = upstream.Shape([*batch, heads, length]), tf.float32
         else:
             # The space in the name keeps layout rules from matching it.
-            whole = upstream.Dimension(f"whole {memory.name}", memory.size)
-            kept = upstream.Tensor(
-                self, upstream.Shape([*batch, heads, length, whole]), q.dtype, index=1
-            )
-        self._outputs = [upstream.Tensor(self, result, q.dtype, index=0), kept]
+            whole_memory = upstream.Dimension(f"whole {memory.name}", memory.size)
+            kept = upstream.Shape([*batch, heads, length, whole_memory]), q.dtype
+        outputs = [(result, q.dtype), kept]
         if options.is_blockwise and q.dtype.size < 4:
-            self._outputs.append(upstream.Tensor(self, result, q.dtype, index=2))
-        self._splittable_dims, self._unsplittable_dims = (
-            self._initialize_splittable_and_unsplittable_dims(
-                "unsplittable", [d.name for d in (*batch, heads, kv_heads, length, memory)]
-            )
-        )
+            outputs.append((result, q.dtype))
+        self.set_outputs(*outputs)
+        # An output lacks `kv_heads`, but is no sum over it: a query reads one kv head.
+        whole = {*dims_of(self)} - {*batch, heads, kv_heads, length, memory}
+        self.signature = Signature(ordered=ALL, whole=whole, cost="attention")
 
     @property
     def matmul_flops(self) -> int:
@@ -208,8 +200,6 @@ class AttentionGradOperation(Operation):
     Outputs: the gradients w.r.t. q, k, v and, if they are inputs, the bias table and the sinks.
     """
 
-    cost_kind = "attention_grad"
-
     def __init__(
         self, inputs: Sequence[upstream.Tensor], num_outputs: int, options: Options, rng_name: str
     ) -> None:
@@ -223,9 +213,12 @@ class AttentionGradOperation(Operation):
         # The gradient of the bias table is a sum over the batch. `lower` adds it up in the parts of
         # `exact_sums`.
         has_parts = "sinks" not in trained and inputs[0].shape.dims[0].name == "batch"
-        self.dropped_dims = "kept" if has_parts or not trained else ""
-        by = [*inputs[:3], *(inputs[3 + options.extras.index(name)] for name in trained)]
-        self._outputs = [upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(by)]
+        is_exact = has_parts or not trained
+        self.signature = Signature(
+            combined=() if is_exact else ALL, ordered=ALL, cost="attention_grad"
+        )
+        extras = (inputs[3 + options.extras.index(name)] for name in trained)
+        self.set_outputs(*inputs[:3], *extras)
 
     def is_local(self, layout: Layout) -> bool:
         return _is_local(self, layout)

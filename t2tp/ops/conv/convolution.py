@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation, check_rows
+from t2tp.lowering.signature import ALL, DROPPED, Dims, Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
@@ -62,8 +63,6 @@ class ConvolutionOperation(Operation):
       filters].
     """
 
-    cost_kind = "convolution"
-
     def __init__(
         self, x: upstream.Tensor, filters: upstream.Tensor, strides: tuple[int, int]
     ) -> None:
@@ -75,8 +74,8 @@ class ConvolutionOperation(Operation):
             Window(width, kernel_width.size, strides[1]),
         )
         shape = upstream.Shape([*batch, *(window.result for window in self.windows), out])
-        self._outputs = [upstream.Tensor(self, shape, x.dtype)]
-        self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters.shape)
+        self.signature = _signature(filters.shape, filters.shape.dims[2:3])
+        self.set_outputs((shape, x.dtype))
 
     @property
     def matmul_flops(self) -> int:
@@ -117,8 +116,6 @@ class ConvolutionOperation(Operation):
 class ConvolutionInputGradOperation(Operation):
     """Inputs: filters and dy. Output: the gradient w.r.t. the input."""
 
-    cost_kind = "convolution"
-
     def __init__(
         self,
         filters: upstream.Tensor,
@@ -128,8 +125,8 @@ class ConvolutionInputGradOperation(Operation):
     ) -> None:
         super().__init__([filters, dy], name="convolution_input_grad")
         self._windows = windows
-        self._outputs = [upstream.Tensor(self, x_shape, dy.dtype)]
-        self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters.shape)
+        self.signature = _signature(filters.shape, filters.shape.dims[3:])
+        self.set_outputs((x_shape, dy.dtype))
 
     def slice_flops(self, layout: Layout) -> float:
         return _slice_flops(layout, self.inputs[1], self.inputs[0])
@@ -159,9 +156,6 @@ class ConvolutionFiltersGradOperation(Operation):
     If the output's shape begins with batch dimensions, each image has its own gradient.
     """
 
-    cost_kind = "convolution"
-    dropped_dims = "summed"
-
     def __init__(
         self,
         x: upstream.Tensor,
@@ -171,8 +165,8 @@ class ConvolutionFiltersGradOperation(Operation):
     ) -> None:
         super().__init__([x, dy], name="convolution_filters_grad")
         self._windows = windows
-        self._outputs = [upstream.Tensor(self, filters_shape, dy.dtype)]
-        self._splittable_dims, self._unsplittable_dims = _all_but_kernel(self, filters_shape)
+        self.signature = _signature(filters_shape, DROPPED)
+        self.set_outputs((filters_shape, dy.dtype))
 
     def slice_flops(self, layout: Layout) -> float:
         return _slice_flops(layout, self.inputs[1], self.outputs[0])
@@ -204,10 +198,8 @@ class ConvolutionFiltersGradOperation(Operation):
         lowering.set_partial_sum(output, d_filters, x.shape.dims[len(rows) : -1])
 
 
-def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[frozenset, frozenset]:
-    """Returns the splittable and the unsplittable dimensions."""
-    kernel = [dim.name for dim in filters.dims[:2]]
-    return op._initialize_splittable_and_unsplittable_dims("splittable", kernel)
+def _signature(filters: upstream.Shape, summed: Dims) -> Signature:
+    return Signature(summed=summed, ordered=ALL, whole=filters.dims[:2], cost="convolution")
 
 
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:

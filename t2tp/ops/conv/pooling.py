@@ -10,6 +10,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
 
@@ -45,6 +46,8 @@ class MaxPoolOperation(Operation):
     Input: x [batch..., height, width, channels]. Output: like x, with fewer rows and columns.
     """
 
+    signature = Signature(ordered=ALL)
+
     def __init__(self, x: upstream.Tensor, windows: tuple[Window, Window]) -> None:
         super().__init__([x], name="max_pool")
         self._windows = windows
@@ -70,6 +73,8 @@ class MaxPoolOperation(Operation):
 
 class MaxPoolGradOperation(Operation):
     """Inputs: x, the pooled y and dy. Output: dx."""
+
+    signature = Signature(ordered=ALL)
 
     def __init__(self, inputs: list[upstream.Tensor], windows: tuple[Window, Window]) -> None:
         super().__init__(inputs, name="max_pool_grad")

@@ -8,6 +8,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.exact_sums import in_vectors
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import Signature
 from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 
 
@@ -61,21 +62,13 @@ class CrossEntropyOperation(Operation):
       float32.
     """
 
-    cost_kind = "cross_entropy"
-    accepts_padding = True
-    dropped_dims = "kept"  # `SlicedSoftmax` sums over the classes.
-    suits_any_slice = True
-
     def __init__(
         self, logits: upstream.Tensor, targets: upstream.Tensor, options: LossOptions
     ) -> None:
         super().__init__([logits, targets], name="cross_entropy")
         self._options = options
-        self._outputs = [
-            upstream.Tensor(self, targets.shape, tf.float32, index=0),
-            upstream.Tensor(self, targets.shape, tf.float32, index=1),
-        ]
-        self.ordered_dims = logits.shape.dims[-1:]
+        self.signature = _signature(logits)
+        self.set_outputs(*[(targets.shape, tf.float32)] * 2)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         logits, targets = self.inputs
@@ -98,10 +91,6 @@ class CrossEntropyGradOperation(Operation):
       gradient w.r.t. the logits.
     """
 
-    cost_kind = "cross_entropy"
-    accepts_padding = True
-    suits_any_slice = True
-
     def __init__(
         self,
         logits: upstream.Tensor,
@@ -112,8 +101,8 @@ class CrossEntropyGradOperation(Operation):
     ) -> None:
         super().__init__([logits, targets, log_z, d_loss], name="cross_entropy_grad")
         self._options = options
-        self._outputs = [upstream.Tensor(self, logits.shape, logits.dtype)]
-        self.ordered_dims = logits.shape.dims[-1:]
+        self.signature = _signature(logits)
+        self.set_outputs(logits)
 
     def lower(self, lowering: Lowering) -> None:
         logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
@@ -121,6 +110,14 @@ class CrossEntropyGradOperation(Operation):
         rows = _flat(lowering, self, logits, targets, log_z, tf.cast(d_loss, tf.float32))
         d_logits = _first(softmax.gradient(*rows), targets)
         lowering.set_slice(self.outputs[0], tf.reshape(d_logits, logits.shape))
+
+
+def _signature(logits: upstream.Tensor) -> Signature:
+    """Returns the signature of both passes: `SlicedSoftmax` combines the classes."""
+    vocab = logits.shape.dims[-1:]
+    return Signature(
+        combined=vocab, ordered=vocab, exact=vocab, pads=True, any_slice=True, cost="cross_entropy"
+    )
 
 
 def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) -> SlicedSoftmax:

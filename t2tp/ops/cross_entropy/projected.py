@@ -21,6 +21,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.shared_constants import shared_constants
+from t2tp.lowering.signature import Signature
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.mesh.collectives import tree_sum
 from t2tp.mesh.layout import Layout
@@ -97,11 +98,6 @@ class ProjectedCrossEntropyOperation(Operation):
       bias, in float32. Gradients that nothing uses are not computed.
     """
 
-    cost_kind = "product"
-    accepts_padding = True
-    dropped_dims = "summed"
-    own_sums = ("vocab",)
-
     def __init__(
         self, inputs: Sequence[upstream.Tensor], options: LossOptions, soft_cap: float, chunk: int
     ) -> None:
@@ -113,12 +109,14 @@ class ProjectedCrossEntropyOperation(Operation):
         self._vocab, self._d_model = table.shape.dims
         scalar = upstream.Shape([])
         learned = [(x.shape, x.dtype), *((w.shape, tf.float32) for w in (table, *bias))]
-        self._outputs = [
-            upstream.Tensor(self, shape, dtype, index=i)
-            for i, (shape, dtype) in enumerate([(scalar, tf.float32)] * 2 + learned)
-        ]
-        self.ordered_dims = table.shape.dims
-        self.joint_shape = targets.shape + table.shape
+        self.set_outputs(*[(scalar, tf.float32)] * 2, *learned)
+        self.signature = Signature(
+            summed=[*targets.shape.dims, *table.shape.dims],
+            ordered=table.shape.dims,
+            exact=[self._vocab],
+            pads=True,
+            cost="product",
+        )
 
     @property
     def matmul_flops(self) -> int:
@@ -284,10 +282,8 @@ class ScaledGradientOperation(Operation):
     A gradient that is a partial sum is not reduced.
     """
 
-    cost_kind = "product"  # Accounts for the matmul that computed the input.
-    accepts_padding = True
-    accepts_deferred_sums = True
-    ordered_dims = ()
+    # The cost is the matmul that computed the input.
+    signature = Signature(linear=True, cost="product")
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.mesh.collectives import tree_sum
 from t2tp.ops.cast import wide_dtype
@@ -54,19 +55,13 @@ class BatchNormOperation(Operation):
       variance [channels] (at least float32).
     """
 
-    cost_kind = "batch_norm"
-    dropped_dims = "kept"
-
     def __init__(
         self, x: upstream.Tensor, scale: upstream.Tensor, offset: upstream.Tensor, epsilon: float
     ) -> None:
         super().__init__([x, scale, offset], name="batch_norm")
         self._epsilon = epsilon
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=0),
-            upstream.Tensor(self, scale.shape, wide_dtype(x), index=1),
-            upstream.Tensor(self, scale.shape, wide_dtype(x), index=2),
-        ]
+        self.signature = _signature(x)
+        self.set_outputs(x, *[(scale.shape, wide_dtype(x))] * 2)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         x, scale, offset = self.inputs
@@ -98,15 +93,11 @@ class BatchNormGradOperation(Operation):
       channels], scale and offset [channels].
     """
 
-    cost_kind = "batch_norm"
-    dropped_dims = "kept"
-
     def __init__(self, inputs: list[upstream.Tensor], epsilon: float) -> None:
         super().__init__(inputs, name="batch_norm_grad")
         self._epsilon = epsilon
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
-        ]
+        self.signature = _signature(inputs[0])
+        self.set_outputs(*inputs[:3])
 
     def lower(self, lowering: Lowering) -> None:
         dtype = wide_dtype(self.inputs[0])
@@ -130,6 +121,10 @@ class BatchNormGradOperation(Operation):
         d_scale, d_offset = count * by_scale, count * by_offset
         for output, value in zip(self.outputs, (dx, d_scale, d_offset), strict=True):
             lowering.set_slice(output, tf.cast(value, output.dtype))
+
+
+def _signature(x: upstream.Tensor) -> Signature:
+    return Signature(combined=x.shape.dims[:-1], exact=ALL, cost="batch_norm")
 
 
 class _FusedNorm:

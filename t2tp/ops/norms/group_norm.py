@@ -7,6 +7,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.ops.cast import wide_dtype
@@ -56,8 +57,6 @@ class GroupNormOperation(Operation):
     Inputs: x [batch..., height, width, channels], scale and offset [channels]. Output: like x.
     """
 
-    cost_kind = "norm"
-
     def __init__(
         self,
         x: upstream.Tensor,
@@ -69,7 +68,9 @@ class GroupNormOperation(Operation):
         super().__init__([x, scale, offset], name="group_norm")
         self._groups = groups
         self._epsilon = epsilon
-        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
+        *_, height, width, channels = x.shape.dims
+        self.signature = Signature(combined=[height, width], ordered=[channels], cost="norm")
+        self.set_outputs(x)
 
     def check_layout(self, layout: Layout) -> None:
         """Checks that no group is split over slices."""
@@ -101,16 +102,15 @@ class GroupNormGradOperation(Operation):
     The statistics and the normalized x are recomputed from x, to save memory.
     """
 
-    cost_kind = "norm"
-    dropped_dims = "summed"
-
     def __init__(self, inputs: list[upstream.Tensor], groups: int, epsilon: float) -> None:
         super().__init__(inputs, name="group_norm_grad")
         self._groups = groups
         self._epsilon = epsilon
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
-        ]
+        *_, height, width, channels = inputs[0].shape.dims
+        self.signature = Signature(
+            summed=DROPPED, combined=[height, width], ordered=[channels], cost="norm"
+        )
+        self.set_outputs(*inputs[:3])
 
     def lower(self, lowering: Lowering) -> None:
         grouped = _Grouped(lowering, self.inputs[0], self._groups, self._epsilon)

@@ -8,9 +8,9 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.lowering.slice_shapes import expanded
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
-from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.norms.moments import combined_moments
 
@@ -91,24 +91,16 @@ class NormOperation(Operation):
       square of x. Layer norm has two: 1 / the standard deviation, and the mean.
     """
 
-    cost_kind = "norm"
-    ordered_dims = ()
-
     def __init__(self, inputs: Sequence[upstream.Tensor], epsilon: float) -> None:
         x, scale, *bias = inputs
         super().__init__(list(inputs), name="layer_norm" if bias else "rms_norm")
         self._epsilon = epsilon
-        rest, dtype = x.shape - scale.shape, wide_dtype(x)
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=0),
-            *(upstream.Tensor(self, rest, dtype, index=i) for i in range(1, len(inputs))),
-        ]
+        self.signature = Signature(combined=scale.shape.dims, cost="norm")
+        statistics = [(x.shape - scale.shape, wide_dtype(x))] * (1 + len(bias))
+        self.set_outputs(x, *statistics)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         return NormGradOperation(self.inputs, self.outputs[1:], grad_ys[0]).outputs
-
-    def is_local(self, layout: Layout) -> bool:
-        return all(layout.axis_index(dim.name) is None for dim in self.inputs[1].shape.dims)
 
     def lower(self, lowering: Lowering) -> None:
         whole, dims = self.inputs[0], self.inputs[1].shape.dims
@@ -135,10 +127,6 @@ class NormGradOperation(Operation):
       inputs.
     """
 
-    cost_kind = "norm"
-    ordered_dims = ()
-    dropped_dims = "summed"
-
     def __init__(
         self,
         inputs: Sequence[upstream.Tensor],
@@ -147,9 +135,9 @@ class NormGradOperation(Operation):
     ) -> None:
         name = "rms_norm_grad" if len(statistics) == 1 else "layer_norm_grad"
         super().__init__([*inputs, *statistics, dy], name=name)
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs)
-        ]
+        normed = inputs[1].shape.dims
+        self.signature = Signature(summed=DROPPED, combined=normed, cost="norm")
+        self.set_outputs(*inputs)
 
     def lower(self, lowering: Lowering) -> None:
         whole, dims = self.inputs[0], self.inputs[1].shape.dims

@@ -12,9 +12,6 @@ from t2tp.mesh.storage import name_in_use
 class Assign(Operation, upstream.Assign):
     """Assigns each input to a variable. Has no outputs."""
 
-    cost_kind = "update"
-    accepts_padding = True
-
 
 def assign(
     var: upstream.Variable | upstream.Tensor,

@@ -21,6 +21,7 @@ from t2tp.building.transfer import SAME_SIZE
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.gather_schedule import lower_gathers
 from t2tp.lowering.operation import Hooks, Operation
+from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.layout_conflicts import check_tensor
 from t2tp.ops.cast import CastOperation, cast
 
@@ -103,9 +104,6 @@ class ShardedVariable(Hooks, upstream.Variable):
     The property `shape` is the shape at rest. `value` has the shape in use.
     """
 
-    cost_kind = "copy"
-    accepts_padding = True
-
     def __init__(
         self,
         mesh: upstream.Mesh,
@@ -148,8 +146,7 @@ class WeightGatherOperation(Operation):
     wait, all weights would be gathered at the beginning of the step.
     """
 
-    cost_kind = "copy"
-    accepts_padding = True
+    signature = Signature(ordered=ALL, pads=True, cost="copy")
 
     def __init__(
         self,
