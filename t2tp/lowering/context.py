@@ -125,10 +125,10 @@ class Lowering(Protocol):
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """With `exact_sums`: adds two deferred sums part by part; returns False if it cannot."""
 
-    def map_parts(
+    def map_sum(
         self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
-    ) -> bool:
-        """With `exact_sums`: maps the parts of a deferred sum; returns False if it cannot."""
+    ) -> None:
+        """Sets `y` to `fn` of `x`; if `x` is a deferred sum, to the sum of `fn` of its addends."""
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """With `exact_sums`: returns this microbatch's addend of the sum over all microbatches.

@@ -172,10 +172,8 @@ class Reductions:
         is_narrow = dtype in (tf.bfloat16, tf.float16)
         if is_narrow and required.num_bytes <= SMALL:
             addend = tf.cast(addend, tf.float32)
-        collectives = self.mesh_impl.collectives
-        if self.mesh_impl.layout.exact_sums:
-            return collectives.tree_allreduce(addend, required.mesh_axes, names)
-        return tf.cast(collectives.allreduce(addend, required.mesh_axes, "Add", names), dtype)
+        total = self.mesh_impl.collectives.sum(addend, required.mesh_axes, names)
+        return tf.cast(total, dtype)
 
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
         """Returns a sum and, if it is small, the waiting sums that can share its collective."""

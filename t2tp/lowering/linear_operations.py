@@ -55,12 +55,11 @@ def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
         lowering.tensors[x] = deferred
         return lowering.slice(y)
 
-    if lowering.mesh_impl(op).layout.exact_sums:
-        if isinstance(op, upstream.ScalarMultiplyOperation) or not lowering.map_parts(y, x, lower):
-            op.lower(lowering)
-        return
-    addend, axes = lowering.partial_sum(x)
-    lowering.set_sum_over_axes(y, lower(addend), axes)
+    is_scaled = isinstance(op, upstream.ScalarMultiplyOperation)
+    if is_scaled and lowering.mesh_impl(op).layout.exact_sums:
+        op.lower(lowering)
+    else:
+        lowering.map_sum(y, x, lower)
 
 
 def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:

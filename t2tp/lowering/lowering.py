@@ -38,7 +38,6 @@ from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import ROWS, Layout
-from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
 
@@ -428,10 +427,10 @@ class GraphLowering(upstream.Lowering):
         ways = processors * (size // dim.size)
         is_cut = num_parts % processors or (num_parts > 1 and num_parts % ways)
         if layout.exact_sums and is_cut:
-            raise LayoutError(
-                f"exact_sums={layout.exact_sums} sums dimension {dim.name!r} of size {size} in"
-                f" {num_parts} parts, not divisible by {ways} (processors x microbatches): use"
-                " another mesh_shape or number of microbatches, or set exact_sums=0."
+            raise layout.inexact(
+                f"dimension {dim.name!r} of size {size}",
+                f"sums it in {num_parts} parts, not divisible by {ways} (processors x"
+                " microbatches): use another mesh_shape or number of microbatches",
             )
         return num_parts, max(1, num_parts // ways)
 
@@ -477,20 +476,18 @@ class GraphLowering(upstream.Lowering):
         self._defer_parts(tensor, parts, first.mesh_axes, first.cut)
         return True
 
-    def map_parts(
+    def map_sum(
         self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
-    ) -> bool:
-        """Maps the parts of `x` by `fn`, if `x` is a sum in parts whose value nothing needs.
-
-        Returns:
-          whether it set `y` to the mapped parts.
-        """
+    ) -> None:
+        """Sets `y` to `fn` of `x`; if `x` is a deferred sum, to the sum of `fn` of its addends."""
         value = self.tensors[x]
-        if not isinstance(value, DeferredSum) or value.cut is None or x in self._needed:
-            return False
-        parts = [fn(part) for part in value.parts]
-        self._defer_parts(y, parts, value.mesh_axes, value.cut)
-        return True
+        if not self._mesh_impl.layout.exact_sums:
+            addend, axes = self.partial_sum(x)
+            self.set_sum_over_axes(y, fn(addend), axes)
+        elif isinstance(value, DeferredSum) and value.cut is not None and x not in self._needed:
+            self._defer_parts(y, [fn(part) for part in value.parts], value.mesh_axes, value.cut)
+        else:
+            self.set_slice(y, fn(self.slice(x)))
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns the value that a microbatch adds to the sum over all microbatches.
@@ -514,10 +511,10 @@ class GraphLowering(upstream.Lowering):
         value = self.tensors[summed]
         is_sum = isinstance(value, DeferredSum) and value.cut and value.cut[0] in ROWS
         if not is_sum or (value.is_reduced and not reduces):
-            raise LayoutError(
-                f"exact_sums={layout.exact_sums} needs sums over the batch that no operation of a"
-                f" microbatch reads, and {tensor.name!r} is not such a sum: set microbatches=1 or"
-                " exact_sums=0."
+            raise layout.inexact(
+                tensor.name,
+                "needs a sum over the batch that no operation of a microbatch reads: set"
+                " microbatches=1",
             )
         return (self.slice(tensor), []) if reduces else self.partial_sum(tensor)
 

@@ -230,9 +230,10 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     for dim in lost.values():
         is_combined = has(signature.combined, op, dim) and dim not in summed
         if is_combined and layout.axis_index(dim.name) is not None:
-            raise LayoutError(
-                f"{_with_inputs(op)}: exact_sums={layout.exact_sums}, and it adds up floats over"
-                f" {dim.name!r} in no fixed order ({type(op).__name__}): set exact_sums=0."
+            raise layout.inexact(
+                _with_inputs(op),
+                f"has no fixed order of additions over {dim.name!r} ({type(op).__name__}): drop"
+                " its rule",
             )
     if dropped and dropped[-1].name == POSITIONS:
         positions = dropped.pop()
@@ -242,17 +243,17 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         sums_rows = dropped and dropped[0].name == BATCH
         is_table = any(POSITIONS in names and BATCH not in names for names in outputs)
         if is_split and (is_table or not sums_rows):
-            raise LayoutError(
-                f"{_with_inputs(op)}: exact_sums={layout.exact_sums} cannot sum over"
-                f" {POSITIONS!r} without {BATCH!r} if the layout splits {POSITIONS!r}: drop that"
-                " rule, or set exact_sums=0."
+            raise layout.inexact(
+                _with_inputs(op),
+                f"cannot sum over {POSITIONS!r} without {BATCH!r} if the layout splits"
+                f" {POSITIONS!r}: drop that rule",
             )
     for dim in dropped[2:]:
         if layout.axis_index(dim.name) is not None:
-            raise LayoutError(
-                f"{_with_inputs(op)}: exact_sums={layout.exact_sums} cannot sum over"
-                f" {dropped[0].name!r}, {dropped[1].name!r} and {dim.name!r} if the layout splits"
-                f" {dim.name!r}: drop that rule, or set exact_sums=0."
+            raise layout.inexact(
+                _with_inputs(op),
+                f"cannot sum over {dropped[0].name!r}, {dropped[1].name!r} and {dim.name!r} if the"
+                f" layout splits {dim.name!r}: drop that rule",
             )
     return dropped
 
@@ -268,12 +269,10 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     for y in op.outputs:
         # An all-reduce over the axis of a dimension that `y` lacks would mix slices of `y`, if the
         # axis also splits a dimension of `y`.
-        joint = {
-            dim.name: dim
-            for dim in dims_of(op)
-            if dim in y.shape.dims
-            or any(dims is not ALL and has(dims, op, dim) for dims in signature.reduced)
-        }
+        joint = {dim.name: dim for dim in y.shape.dims}
+        for dim in dims_of(op):
+            if any(dims is not ALL and has(dims, op, dim) for dims in signature.reduced):
+                joint.setdefault(dim.name, dim)
         if len(joint) > y.shape.ndims:
             check_dimensions(layout, _with_inputs(op), joint.values())
     if isinstance(op, upstream.EinsumOperation):
@@ -313,10 +312,10 @@ def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.D
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
     is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)
     if layout.exact_sums and is_one and is_slice:
-        raise LayoutError(
-            f"{_with_inputs(op)}: exact_sums={layout.exact_sums} needs at least two rows on each"
-            f" processor, and {rows[0].name!r} has one: split fewer dimensions, or set"
-            " exact_sums=0."
+        raise layout.inexact(
+            _with_inputs(op),
+            f"needs at least two rows on each processor, and {rows[0].name!r} has one: split fewer"
+            " dimensions",
         )
 
 

@@ -172,15 +172,20 @@ class Collectives:
             return tf.cast(self.allreduce(wide, axes, merge_op, sums), x.dtype)
         if self.exact and merge_op == "Add" and x.dtype.is_floating:
             raise LayoutError(
-                f"exact_sums: {self._operation} adds up floats over mesh axes"
-                f" {', '.join(self._names(axes))}, in an order that depends on the mesh: set"
-                " exact_sums=0, or drop the rules that name these axes."
+                f"{self._operation} adds up floats over mesh axes {', '.join(self._names(axes))} in"
+                " no fixed order: drop the rules that name these axes, or set exact_sums=0."
             )
         is_large = math.prod(x.shape.as_list()) >= _LARGE
         if self.on_gpus and x.dtype == tf.bfloat16 and merge_op == "Add" and is_large:
             return self._sum_in_parts(x, axes, sums)  # half the traffic of float32
         self.record(ALL_REDUCE, axes, x, sums)
         return self._reduce(x, axes, merge_op)
+
+    def sum(self, x: tf.Tensor, axes: Sequence[int], sums: Sequence[str] = ()) -> tf.Tensor:
+        """Sums floats over the group; with `exact`, in a fixed order."""
+        if self.exact:
+            return self.tree_allreduce(x, axes, sums)
+        return self.allreduce(x, axes, "Add", sums)
 
     def tree_allreduce(
         self, x: tf.Tensor, axes: Sequence[int], sums: Sequence[str] = ()

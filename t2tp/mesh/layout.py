@@ -134,16 +134,20 @@ class Layout:
         for dim, parts in self._parts.items() if self.exact_sums else ():
             rows = self._parts_of(BATCH) if dim == POSITIONS else ()
             if max(rows, default=0) > min(parts):
-                raise LayoutError(
-                    f"exact_sums={self.exact_sums}: mesh_shape must name the axes that split"
-                    f" {BATCH!r}, {self._join(rows)!r}, before those that split {dim!r},"
-                    f" {self._join(parts)!r}."
+                raise self.inexact(
+                    "mesh_shape",
+                    f"needs the axes that split {BATCH!r}, {self._join(rows)!r}, before those that"
+                    f" split {dim!r}, {self._join(parts)!r}",
                 )
             if list(parts) != sorted(parts):
-                raise LayoutError(
-                    f"exact_sums={self.exact_sums}: the rule '{dim}:{self._join(parts)}' must name"
-                    f" the axes in the order of the mesh: '{dim}:{self._join(sorted(parts))}'."
+                raise self.inexact(
+                    f"the rule '{dim}:{self._join(parts)}'",
+                    f"needs the axes in the mesh's order: '{dim}:{self._join(sorted(parts))}'",
                 )
+
+    def inexact(self, what: str, needs: str) -> LayoutError:
+        """Returns an error: with `exact_sums`, `what` needs something, or has something."""
+        return LayoutError(f"{what}: exact_sums={self.exact_sums} {needs}, or set exact_sums=0.")
 
     def num_parts(self, name: str, size: int) -> int:
         """Returns the number of parts into which a summed dimension other than `length` is cut.

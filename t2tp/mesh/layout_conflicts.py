@@ -78,31 +78,33 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
     ]
     count = math.prod(sizes[cut[-1] :]) if cut else 0
     if count % VECTOR:
-        raise LayoutError(
-            f"Tensor {what!r} {describe(shape)}: exact_sums={layout.exact_sums} needs slices of a"
-            f" multiple of {VECTOR} elements from dimension {shape.dims[cut[-1]].name!r} on, and a"
-            f" processor has {count}: split fewer dimensions, or change their sizes."
+        raise layout.inexact(
+            f"Tensor {what!r} {describe(shape)}",
+            f"needs slices of a multiple of {VECTOR} elements from dimension"
+            f" {shape.dims[cut[-1]].name!r} on, and a processor has {count}: split less,"
+            " change sizes",
         )
 
 
 def _check_exact(layout: Layout, what: str, dims: Iterable[upstream.Dimension]) -> None:
     """Rejects split dimensions that `exact_sums` cannot sum in a fixed order."""
     for dim in dims:
-        name, number = name_in_use(dim.name), f"exact_sums={layout.exact_sums}"
+        name = name_in_use(dim.name)
         axis = layout.axis_of(name)
         if axis is None or axis.size == 1:
             continue
         if name not in layout.exactly_split:
-            raise LayoutError(
-                f"{what}: with {number} a layout may split {', '.join(layout.exactly_split)}, and"
-                f" it splits {name!r} over mesh axis {axis.name!r}: drop that rule, or set"
-                " exact_sums=0."
+            raise layout.inexact(
+                what,
+                f"can split {', '.join(layout.exactly_split)}, and the layout splits {name!r} over"
+                f" mesh axis {axis.name!r}: drop that rule",
             )
         if layout.num_parts(name, dim.size) % axis.size:
-            raise LayoutError(
-                f"{what}: {number} sums dimension {name!r} of size {dim.size} in"
-                f" {layout.num_parts(name, dim.size)} parts, which mesh axis {axis.name!r} of"
-                f" size {axis.size} does not divide. {_what_divides(dim, axis)}"
+            raise layout.inexact(
+                what,
+                f"sums dimension {name!r} of size {dim.size} in {layout.num_parts(name, dim.size)}"
+                f" parts, which mesh axis {axis.name!r} of size {axis.size} does not divide."
+                f" {_what_divides(dim, axis).removesuffix('.')}",
             )
 
 

@@ -205,7 +205,8 @@ class UpdateOperation(mtf.Assign):
 
     def is_local(self, layout: Layout) -> bool:
         del layout
-        return True  # `update` gets slices, not the lowering, and so has no collectives.
+        # `update` gets slices, not the lowering, and so has no collectives.
+        return type(self).lower is UpdateOperation.lower
 
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]

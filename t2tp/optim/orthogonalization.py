@@ -38,7 +38,7 @@ from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.layout_text import LayoutError, describe
+from t2tp.mesh.layout_text import describe
 from t2tp.mesh.storage import name_in_use
 from t2tp.optim.optimizer import variable_slice
 
@@ -244,10 +244,10 @@ class OrthogonalizeOperation(Operation):
         """Rejects padding with `exact_sums`, because padding changes the size of the matmuls."""
         for each in self._variables if layout.exact_sums else ():
             if any(map(layout.is_padded, each.var.shape.dims)):
-                raise LayoutError(
-                    f"exact_sums={layout.exact_sums} with optimizer=muon needs axes that divide the"
-                    f" dimensions of {each.var.name!r} {describe(each.var.shape)} at rest: choose"
-                    " other zero_axes, or set exact_sums=0."
+                raise layout.inexact(
+                    "optimizer=muon",
+                    f"needs axes that divide the dimensions of {each.var.name!r}"
+                    f" {describe(each.var.shape)} at rest: choose other zero_axes",
                 )
 
     def is_local(self, layout: Layout) -> bool:

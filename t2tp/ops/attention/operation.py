@@ -18,7 +18,6 @@ from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_conflicts import VECTOR
-from t2tp.mesh.layout_text import LayoutError
 from t2tp.ops.attention import blockwise, cudnn, dense, ring
 from t2tp.ops.attention.blocks import KeyRange, Queries
 from t2tp.ops.attention.gathered_memory import GatheredMemory
@@ -145,16 +144,16 @@ class AttentionOperation(Operation):
         is_split = any(layout.axis_index(name) is not None for name in lengths)
         has_terms = self._options.is_blockwise or {*_TRAINED} & {*self._options.extras}
         if layout.exact_sums and is_split and has_terms:
-            raise LayoutError(
-                f"{self.name}: exact_sums={layout.exact_sums} with {lengths[0]!r} split needs"
-                " attention_method=dense (the default up to 1,024 tokens) without relative"
-                f" positions and sinks: drop the rule of {lengths[0]!r}, or set exact_sums=0."
+            raise layout.inexact(
+                self.name,
+                f"with {lengths[0]!r} split needs attention_method=dense (the default up to 1,024"
+                " tokens) without relative positions and sinks: drop the rule of"
+                f" {lengths[0]!r}",
             )
         shape = upstream.Shape(self.inputs[1].shape.dims[:-2])
         if layout.exact_sums and math.prod(layout.slice_size(shape)) == 1:
-            raise LayoutError(
-                f"{self.name}: exact_sums={layout.exact_sums} needs at least two rows or heads of"
-                " keys on each processor: split fewer dimensions, or set exact_sums=0."
+            raise layout.inexact(
+                self.name, "needs at least two rows or heads of keys on each processor: split less"
             )
 
     def head_tail_dims(self, layout: Layout) -> Sequence[upstream.Dimension]:
@@ -233,15 +232,16 @@ class AttentionGradOperation(Operation):
         lengths = [x.shape.dims[-2].size for x in self.inputs[:2]]
         is_odd = any(length % VECTOR for length in lengths)
         if layout.exact_sums and "bias_table" in self._options.extras and is_odd:
-            raise LayoutError(
-                f"{self.name}: exact_sums={layout.exact_sums} with position=relative needs lengths"
-                f" of a multiple of {VECTOR}, not {max(lengths)}: change max_length, or set"
-                " exact_sums=0."
+            raise layout.inexact(
+                self.name,
+                f"with position=relative needs lengths of a multiple of {VECTOR}, not"
+                f" {max(lengths)}: change max_length",
             )
         if layout.exact_sums and layout.axis_index(heads) != layout.axis_index(kv_heads):
-            raise LayoutError(
-                f"{self.name}: exact_sums={layout.exact_sums} needs {heads!r} and {kv_heads!r}"
-                " split over the same axis: add the rule that is missing, or set exact_sums=0."
+            raise layout.inexact(
+                self.name,
+                f"needs {heads!r} and {kv_heads!r} split over the same axis: add the rule that is"
+                " missing",
             )
 
     def lower(self, lowering: Lowering) -> None:

@@ -307,9 +307,4 @@ class ScaledGradientOperation(Operation):
         def scaled(addend: tf.Tensor) -> tf.Tensor:
             return tf.cast(tf.cast(addend, tf.float32) * scale, y.dtype)
 
-        if lowering.mesh_impl(self).layout.exact_sums:
-            if not lowering.map_parts(y, x, scaled):
-                lowering.set_slice(y, scaled(lowering.slice(x)))
-            return
-        addend, axes = lowering.partial_sum(x)
-        lowering.set_sum_over_axes(y, scaled(addend), axes)
+        lowering.map_sum(y, x, scaled)

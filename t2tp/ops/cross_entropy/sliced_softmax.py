@@ -69,7 +69,8 @@ class SlicedSoftmax:
     def losses(self, logits: tf.Tensor, targets: tf.Tensor) -> Losses:
         """Computes the losses from logits [tokens, classes] and targets, int32 [tokens]."""
         flat = self._masked(logits, logits.dtype.min)
-        highest = self._allreduce(tf.cast(tf.reduce_max(flat, axis=1), tf.float32), "Max")
+        highest = tf.cast(tf.reduce_max(flat, axis=1), tf.float32)
+        highest = self._collectives.allreduce(highest, self._axes, "Max")
         smoothing = self._options.label_smoothing
 
         def sums(logits: tf.Tensor, highest: tf.Tensor, local: tf.Tensor) -> tf.Tensor:
@@ -84,7 +85,7 @@ class SlicedSoftmax:
             return tf.stack(parts)
 
         local_sums = self._lowering.compiled(sums)(flat, highest, self._local(targets))
-        total, at_target, *shifted_sum = tf.unstack(self._allreduce(local_sums, "Add"))
+        total, at_target, *shifted_sum = tf.unstack(self._collectives.sum(local_sums, self._axes))
         # Without the NaN, a target that is in no processor's slice would get a plausible loss.
         is_class = tf.logical_and(targets >= 0, targets < self._size)
         log_total = tf.where(is_class, tf.math.log(total), math.nan)
@@ -119,12 +120,6 @@ class SlicedSoftmax:
             return tf.cast(self._masked(d_logits), logits.dtype)
 
         return self._lowering.compiled(gradient)(logits, log_z, d_loss, self._local(targets))
-
-    def _allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
-        """All-reduces over the processors that have the other slices of the classes."""
-        if self._collectives.exact and merge_op == "Add":
-            return self._collectives.tree_allreduce(x, self._axes)
-        return self._collectives.allreduce(x, self._axes, merge_op)
 
     def _masked(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
         """Sets the padding of the classes in [tokens, classes] to `value`."""

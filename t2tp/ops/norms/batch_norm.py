@@ -252,7 +252,7 @@ def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
 
 
 def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:
-    """Divides a slice into the parts that `exact_sums` prescribes; without it, into one part."""
+    """Divides a slice into parts, usually one, whose sums are added in a fixed order."""
     _, count = lowering.parts_of(op.inputs[0].shape.dims[0])
     return tf.split(x, count) if count > 1 else [x]
 
@@ -263,6 +263,4 @@ def _mean_over(
     """Averages over the processor's `parts`, and over the mesh `axes`."""
     mesh_impl = lowering.mesh_impl(tensor)
     slices = len(parts) * math.prod(mesh_impl.shape[axis].size for axis in axes)
-    if mesh_impl.layout.exact_sums:
-        return mesh_impl.collectives.tree_allreduce(tree_sum(parts), axes) / slices
-    return mesh_impl.collectives.allreduce(parts[0], axes, "Add") / slices
+    return mesh_impl.collectives.sum(tree_sum(parts), axes) / slices
