@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
+from t2tp.lowering.signature import Signature
 
 batch = mtf.Dimension("batch", 32)
 d_in = mtf.Dimension("d_in", 8)
@@ -41,7 +42,8 @@ class CenterOperation(t2tp.Operation):
     def __init__(self, x: mtf.Tensor, dim: mtf.Dimension) -> None:
         super().__init__([x], name="center")
         self._dim = dim
-        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+        self.signature = Signature(combined=[dim])
+        self.set_outputs(x)
 
     def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
         """Builds the gradient w.r.t. x."""

@@ -62,6 +62,7 @@ def _mesh(data: ReportData) -> Iterator[Part]:
         for axis in layout.mesh_shape.dims
     ]
     facts = [*axes, *wording.storage(data), *wording.idle_rules(layout)]
+    facts += wording.unnamed(data)
     facts += [f"{WARNING}{warning}" for warning in data.warnings]
     yield Cards([Card("", wording.processors(data), facts, render_svg(_mesh_as_tensor(layout)))])
 

@@ -11,6 +11,7 @@ from t2tp.layout_report.report import (
 )
 from t2tp.mesh.layer_names import LayerGroup, common_name
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_warnings import unnamed_dimensions
 from t2tp.mesh.storage import axes_at_rest
 from t2tp.report.units import size
 from t2tp.step.attribution import CollectiveUse
@@ -202,6 +203,13 @@ def storage(data: ReportData) -> list[str]:
         more = f" and {len(whole) - _FEW} more" if len(whole) > _FEW else ""
         text += f"; whole: {', '.join(whole[:_FEW])}{more}"
     return [text]
+
+
+def unnamed(data: ReportData) -> list[str]:
+    """Returns a sentence about the variables' dimensions that no rule names, if there are any."""
+    names = unnamed_dimensions(data.layout, [v.tensor.shape for v in data.variables])
+    is_split = data.layout.size > 1 and names
+    return [f"no rule names {', '.join(names)}: each processor uses them whole"] if is_split else []
 
 
 def idle_rules(layout: Layout) -> list[str]:

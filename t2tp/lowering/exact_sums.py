@@ -30,7 +30,8 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import summed_in_parts
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.mesh.collectives import Collectives, tree_sum
-from t2tp.mesh.layout import BATCH, POSITIONS, Layout
+from t2tp.mesh.dimensions import BATCH, POSITIONS
+from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_conflicts import VECTOR
 
 

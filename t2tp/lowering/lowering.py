@@ -36,8 +36,9 @@ from t2tp.lowering.signature import applies_function, sums_along_rows
 from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
 from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
+from t2tp.mesh.dimensions import declared
 from t2tp.mesh.graph_memo import GraphMemo
-from t2tp.mesh.layout import ROWS, Layout
+from t2tp.mesh.layout import Layout
 
 T = TypeVar("T")
 
@@ -468,7 +469,7 @@ class GraphLowering(upstream.Lowering):
         ):
             return False
         first, second = sums
-        if tensor.shape.dims and first.cut[0] in ROWS:
+        if tensor.shape.dims and declared(first.cut[0]).rows:
             return False
         if first.cut != second.cut or any(x.shape != tensor.shape for x in addends):
             return False
@@ -509,7 +510,7 @@ class GraphLowering(upstream.Lowering):
         if reduces and isinstance(tensor.operation, upstream.ReshapeOperation):  # Sharded at rest.
             (summed,) = tensor.operation.inputs
         value = self.tensors[summed]
-        is_sum = isinstance(value, DeferredSum) and value.cut and value.cut[0] in ROWS
+        is_sum = isinstance(value, DeferredSum) and value.cut and declared(value.cut[0]).rows
         if not is_sum or (value.is_reduced and not reduces):
             raise layout.inexact(
                 tensor.name,

@@ -62,7 +62,8 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.signature import ALL, DROPPED, Signature, has, upstream_signature
-from t2tp.mesh.layout import BATCH, POSITIONS, ROWS, Layout, LayoutError
+from t2tp.mesh.dimensions import BATCH, POSITIONS, declared
+from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.layout_conflicts import check_dimensions
 from t2tp.mesh.layout_text import describe
 
@@ -282,8 +283,9 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     summed_in_parts(op, layout)
     for dim in () if signature.pads else dims_of(op):
         axis = layout.axis_of(dim.name)
-        is_padded = axis is not None and layout.is_padded(dim)
-        if is_padded and not signature.is_elementwise(op, dim):
+        if axis is None or not layout.is_padded(dim):
+            continue
+        if not signature.is_elementwise(op, dim):
             raise LayoutError(
                 f"{_with_inputs(op)} cannot be computed with padding, and mesh axis"
                 f" {axis.name!r} of size {axis.size} does not divide dimension {dim.name!r} of"
@@ -310,7 +312,7 @@ def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.D
       LayoutError: a processor has only one of several rows.
     """
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
-    is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)
+    is_slice = any(dim.size > 1 or declared(dim.name).rows for dim in rows)
     if layout.exact_sums and is_one and is_slice:
         raise layout.inexact(
             _with_inputs(op),

@@ -16,21 +16,17 @@ those elements of the inputs that have the same index. A signature names the oth
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from t2tp import upstream
 from t2tp.mesh.layout_conflicts import VECTOR
 
-
-class _Some:
-    """A set of dimensions that depends on the operation."""
-
-
-# All dimensions; and the dimensions of inputs that an output lacks.
-ALL, DROPPED = _Some(), _Some()
-Dims: TypeAlias = Collection[upstream.Dimension] | _Some
+# Sets of dimensions that depend on the operation: all dimensions, and the dimensions of inputs that
+# an output lacks.
+ALL, DROPPED = frozenset({"all"}), frozenset({"dropped"})
+Dims: TypeAlias = Collection[Any]
 
 
 @dataclass(frozen=True)

@@ -17,34 +17,13 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN, MeshAxes
+from t2tp.mesh.dimensions import BATCH, POSITIONS, declared, names_with
 from t2tp.mesh.layout_text import LayoutError, parse_mesh_shape, parse_rules
 from t2tp.mesh.stages import LAYERS, Pipeline
 from t2tp.mesh.storage import ShapesAtRest, Storage, axes_at_rest, name_in_use
 
-# Dimensions that an axis need not divide, because the data determines their size. Their slices are
-# padded.
-_PADDED = ("vocab",)
-
-# The rows of the batch, and the positions of a row.
-BATCH, POSITIONS = "batch", "length"
-
-# Dimensions along which the batch is split: its rows, and the groups of tokens that are assigned to
-# experts together.
-ROWS = (BATCH, "expert_groups")
-
 # A dimension with one index per processor, for values that differ between processors.
 PROCESSORS = "processors"
-
-# Dimensions that `exact_sums` cuts into parts, so that a layout may split them
-# (`t2tp.lowering.exact_sums`). If an operation sums over two of them, the dimension that is earlier
-# in this list is the outer one: within each of its parts, the operation completes the sum over the
-# later, inner dimension.
-_SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
-
-# Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`
-# inherits the batch's axes, minus the experts' axes; `expert_length` inherits the length's axes,
-# minus the experts' axes.
-_FOLLOWERS = {"expert_groups": (BATCH, "experts"), "expert_length": (POSITIONS, "experts")}
 
 
 class Layout:
@@ -188,7 +167,7 @@ class Layout:
         each processor computes from these rows.
         """
         layout = self.without_exact_sums()
-        layout._parts = {dim: parts for dim, parts in self._parts.items() if dim not in ROWS}
+        layout._parts = {dim: parts for dim, parts in self._parts.items() if not declared(dim).rows}
         layout._parts[PROCESSORS] = tuple(range(self.mesh_shape.ndims))
         layout._axis_of = {}
         return layout
@@ -213,7 +192,7 @@ class Layout:
     @property
     def exactly_split(self) -> Sequence[str]:
         """The dimensions of tensors that a layout with `exact_sums` may split; empty without it."""
-        return (*_SUMMED_IN_PARTS, POSITIONS) if self.exact_sums else ()
+        return (*names_with(lambda dim: dim.exact), POSITIONS) if self.exact_sums else ()
 
     @classmethod
     def from_hparams(cls, hparams: Any) -> Layout:
@@ -344,9 +323,10 @@ class Layout:
         if extra := axes_at_rest(dim_name):  # Sharded at rest, such as `d_model@data`.
             used = self._parts_of(name_in_use(dim_name))
             return (*used, *(self._axis_index[axis] for axis in extra))
-        if dim_name in self._parts or dim_name not in _FOLLOWERS:
+        followed = declared(dim_name).follows
+        if dim_name in self._parts or followed is None:
             return self._parts.get(dim_name, ())
-        leader, other = _FOLLOWERS[dim_name]
+        leader, other = followed
         taken = self._parts_of(other)
         return tuple(part for part in self._parts_of(leader) if part not in taken)
 
@@ -364,7 +344,7 @@ class Layout:
     @staticmethod
     def may_pad(dim: upstream.Dimension) -> bool:
         """Whether a dimension may be split into unequal slices, which are then padded."""
-        return dim.name in _PADDED or bool(axes_at_rest(dim.name))
+        return declared(dim.name).padded or bool(axes_at_rest(dim.name))
 
     def is_padded(self, dim: upstream.Dimension) -> bool:
         """Whether the last slices along a dimension are padded: its axis does not divide it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
-from t2tp.mesh.layout import ROWS
+from t2tp.mesh.dimensions import declared
 from t2tp.mesh.layout_text import LayoutError, describe
 from t2tp.mesh.storage import name_in_use
 
@@ -74,7 +74,7 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
     cut = [
         i
         for i, (dim, size) in enumerate(zip(shape.dims, sizes, strict=True))
-        if size < dim.size or (is_part and dim.name in ROWS)
+        if size < dim.size or (is_part and declared(dim.name).rows)
     ]
     count = math.prod(sizes[cut[-1] :]) if cut else 0
     if count % VECTOR:

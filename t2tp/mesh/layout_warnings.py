@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
+from t2tp.mesh.dimensions import names_with
 from t2tp.mesh.stages import LAYERS
 from t2tp.mesh.storage import name_in_use
 from t2tp.suggestions import nearest, similar
 
 if TYPE_CHECKING:
     from t2tp.mesh.layout import Layout
-
-_USUALLY_SPLIT = (
-    "batch",
-    "length",
-    "vocab",
-    "d_model",
-    "d_ff",
-    "heads",
-    "experts",
-    "height",
-    "width",
-    "filters",
-)
 
 
 def layout_warnings(layout: Layout, shapes: Iterable[upstream.Shape]) -> list[str]:
@@ -67,6 +55,16 @@ def layout_warnings(layout: Layout, shapes: Iterable[upstream.Shape]) -> list[st
     return messages
 
 
+def unnamed_dimensions(layout: Layout, shapes: Iterable[upstream.Shape]) -> list[str]:
+    """Returns the dimensions that no rule names, and that follow no other dimension.
+
+    Every processor has them whole, except at rest (`t2tp.mesh.storage`).
+    """
+    named = {dim for dim, _ in layout.rules}
+    seen = dict.fromkeys(name_in_use(dim.name) for x in shapes for dim in x.dims if dim.size > 1)
+    return [name for name in seen if name not in named and layout.axis_of(name) is None]
+
+
 def _could_split(layout: Layout, axis: upstream.Dimension, seen: Collection[str]) -> str:
     """Suggests what an idle axis could split, as the end of a sentence."""
     for dim, others in layout.rules:
@@ -78,5 +76,5 @@ def _could_split(layout: Layout, axis: upstream.Dimension, seen: Collection[str]
             )
     free = {name for name in seen if layout.axis_of(name) is None}
     # Leaves out dimensions that operations create, unless there are no others to suggest.
-    free = free & set(_USUALLY_SPLIT) or free
+    free = free & {*names_with(lambda dim: dim.is_common)} or free
     return f"; no rule splits {', '.join(sorted(free))}." if free else "."

@@ -22,8 +22,8 @@ are padded. On `data:4`
 `vocab` may be padded even in use, because its size comes from the data. `Layout.slice_size` counts
 padding, and `Layout.slices` returns slices without it. Initial values, checkpoints and gathers
 leave padding out, so a checkpoint fits every mesh. An operation that reduces a padded dimension
-masks the padding first (`SpmdMeshImpl.masked`). An operation whose inputs or outputs have a padded
-dimension is rejected if it does not declare `accepts_padding`.
+masks the padding first (`SpmdMeshImpl.masked`). An operation with a padded dimension that is not
+element-wise is rejected, unless its signature declares `pads`.
 """
 
 from __future__ import annotations

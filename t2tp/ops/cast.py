@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import Operation, signature_of
 from t2tp.lowering.signature import Signature
 
 
@@ -44,7 +44,7 @@ class CastOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
-        if self.signature.linear and not lowering.needs_value(x):
+        if signature_of(self).linear and not lowering.needs_value(x):
             part, axes = lowering.partial_sum(x)
             lowering.set_sum_over_axes(y, tf.cast(part, y.dtype), axes)
         else:

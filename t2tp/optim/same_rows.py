@@ -18,7 +18,8 @@ from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
-from t2tp.mesh.layout import BATCH, PROCESSORS
+from t2tp.mesh.dimensions import BATCH
+from t2tp.mesh.layout import PROCESSORS
 from t2tp.optim.nonfinite import step_tensors
 from t2tp.program.program import Feature, Program
 from t2tp.program.replicas import ReplicaMismatch, checksums, copies, equal_groups

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from t2tp.hparam import HParams
+from t2tp.mesh.dimensions import EXPERTS, VOCAB, declared, names_with
 from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.schedules import lowered_schedule, pipeline_schedule, searched_schedules
 from t2tp.planner.depth import depths, period, with_values
 
-# The dimensions of weights that tensor parallelism must split, and the dimensions that it splits if
-# possible. `vocab` can always be split, because embeddings are padded. Key-value heads are split
-# only if the axis's size divides their number.
-_MUST_SPLIT, _MAY_SPLIT = ("heads", "d_ff"), ("kv_heads", "vocab")
-_EXPERTS, _VOCAB = "experts", "vocab"
+# The dimensions that tensor parallelism must split, and those that it splits if possible. A padded
+# dimension can always be split.
+_MUST_SPLIT = names_with(lambda dim: dim.model_axis == "must")
+_MAY_SPLIT = names_with(lambda dim: dim.model_axis == "may")
 _MOST_MICROBATCHES = 1024
 # The max ratio of (stages x layers of the largest stage) to all layers. With a higher ratio, other
 # stages would wait too long.
@@ -80,7 +80,7 @@ class Candidate:
     stages: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
-    split: tuple[str, ...] = (*_MUST_SPLIT, _VOCAB)
+    split: tuple[str, ...] = (*_MUST_SPLIT, VOCAB)
     # Tensor parallelism communicates most, so its axis has the nearest members.
     order: tuple[str, ...] = _AXES
 
@@ -104,7 +104,7 @@ class Candidate:
         if batch:
             rules.append(f"batch:{'+'.join(batch)}")
         if self.expert > 1:
-            rules.append(f"{_EXPERTS}:expert")
+            rules.append(f"{EXPERTS}:expert")
         if self.model > 1:
             rules += [f"{dim}:model" for dim in self.split]
             if self.sequence_parallel:
@@ -161,7 +161,7 @@ def candidates(
         split = tuple(
             dim
             for dim in (*_MUST_SPLIT, *_MAY_SPLIT)
-            if dim in sizes and (dim == _VOCAB or all(n % model == 0 for n in sizes[dim]))
+            if dim in sizes and (declared(dim).padded or all(n % model == 0 for n in sizes[dim]))
         )
         may_split = model > 1 and has_sequence and hparams.get("max_length") % model == 0
         sequence_parallel = [
@@ -195,8 +195,8 @@ def candidates(
 def possible_rules(sizes: Sizes) -> list[str]:
     """Returns the layout rules that candidates may have."""
     rules = [f"{LAYERS}:stage", "batch:data", "residual_length:model"]
-    if _EXPERTS in sizes:
-        rules += ["batch:expert", "batch:data+expert", f"{_EXPERTS}:expert"]
+    if EXPERTS in sizes:
+        rules += ["batch:expert", "batch:data+expert", f"{EXPERTS}:expert"]
     return rules + [f"{dim}:model" for dim in (*_MUST_SPLIT, *_MAY_SPLIT) if dim in sizes]
 
 
@@ -208,7 +208,7 @@ def _tensor_parallel(sizes: Sizes, devices: int) -> list[int]:
 
 def _experts(sizes: Sizes, data: int) -> list[int]:
     """Returns the numbers of processors that may split the experts."""
-    return _divisors(math.gcd(data, *sizes[_EXPERTS])) if _EXPERTS in sizes else [1]
+    return _divisors(math.gcd(data, *sizes[EXPERTS])) if EXPERTS in sizes else [1]
 
 
 def _microbatches(rows: int) -> list[int]:
