@@ -142,7 +142,13 @@ def _of_slices(op: upstream.Operation) -> Signature:
     """Returns the signature of an operation on slices, which declares what cannot be split."""
     dims = [dim for x in (*op.inputs, *op.outputs) for dim in x.shape.dims]
     whole = [dim for dim in dims if dim.name not in op.splittable_dims]
-    return Signature(ordered=whole, pads=True, any_slice=applies_function(op))
+    return Signature(
+        combined=DROPPED,
+        ordered=whole,
+        pads=True,
+        any_slice=applies_function(op),
+        cost="elementwise",
+    )
 
 
 _COPY = Signature(linear=True, any_slice=True, cost="view")
@@ -158,7 +164,9 @@ _UPSTREAM: dict[type, Signature | Callable[..., Signature]] = {
     upstream.CustomGradientOperation: _COPY,
     upstream.Depend: _COPY,
     upstream.EinsumOperation: _of_einsum,
-    upstream.GenericGradOperation: Signature(ordered=ALL, pads=True),
+    upstream.GenericGradOperation: Signature(
+        combined=DROPPED, ordered=ALL, pads=True, cost="elementwise"
+    ),
     upstream.ops.ImportLaidOutTensorOperation: Signature(
         ordered=ALL, pads=True, any_slice=True, cost="free"
     ),
