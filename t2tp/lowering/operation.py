@@ -184,7 +184,7 @@ class Operation(Hooks, upstream.Operation):
         return frozenset(dim.name for dim in dims_of(self)) - self.unsplittable_dims
 
     def set_outputs(self, *outputs: upstream.Tensor | tuple[upstream.Shape, tf.DType]) -> None:
-        """Creates the outputs, each with a shape and dtype, or with those of a tensor."""
+        """Creates the outputs, each from a shape and a dtype, or like a given tensor."""
         kinds = [(x.shape, x.dtype) if isinstance(x, upstream.Tensor) else x for x in outputs]
         self._outputs = [upstream.Tensor(self, *kind, index=i) for i, kind in enumerate(kinds)]
 
