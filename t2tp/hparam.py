@@ -243,9 +243,12 @@ class HParams:
           The value.
 
         Raises:
-          AttributeError, TypeError, ValueError: see `set`.
+          ValueError: the name is not declared, or the value has the wrong type or is out of range.
         """
-        self.set(name, self._declaration(name).type.of_texts(name, given))
+        try:
+            self.set(name, self._declaration(name).type.of_texts(name, given))
+        except (AttributeError, TypeError) as error:
+            raise ValueError(str(error)) from error
         return self._values[name]
 
     def assignments(self, names: Iterable[str]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -133,20 +134,30 @@ def parse(
       UsageError: a flag is unknown or has no effect, its value is invalid, or there are too many
         arguments.
     """
-    holder, arguments = _parsed(groups, command_line, positional)
-    rows = {name: row for group in groups for name, row in group.rows.items()}
+    holder, rows = define(groups), _rows(groups)
+    takes_rest = any(each.takes_rest for each in positional)
+    holder.set_gnu_getopt(not takes_rest)
+    with _explained(holder, positional):
+        arguments = holder(command_line)[1:]
     given = [name for name in rows if holder[name].present]
     if "config" in given:
         from t2tp.trainer.cli import config_file  # Few command lines need this module.
 
-        with as_usage_error(ValueError, OSError):
-            before = config_file.flags_of(local_path(holder.config))
+        in_file = define(groups)
         try:
-            parse(groups, [command_line[0], *before])
+            with _explained(in_file, positional):
+                path = local_path(holder.config)
+                config_file.set_flags(in_file, rows, path, given)
+                _apply_aliases(in_file, rows)
+            _check_conditions(in_file, rows, [name for name in rows if in_file[name].present])
         except UsageError as error:
-            raise UsageError(f"{holder.config}: {error}") from error
-        command_line = [command_line[0], *before, *command_line[1:]]
-        holder, arguments = _parsed(groups, command_line, positional)
+            at = "" if path in str(error) else f"{holder.config}: "
+            raise UsageError(f"{at}{error}") from error
+        for name in rows:
+            if in_file[name].present and name not in given:
+                holder[name].value, holder[name].present = in_file[name].value, 1
+    with _explained(holder, positional):
+        _apply_aliases(holder, rows)
     for name, row in rows.items():
         _check_value(name, row.get("type"), holder[name].value)
         if row.get("type") == "address" and holder[name].value:
@@ -154,14 +165,7 @@ def parse(
                 # Lazy: a problem's data are downloaded when they are first read.
                 local = local_path(str(holder[name].value), is_lazy=name == "data_dir")
             holder[name].value = local
-    for name in given:
-        needs, excludes = (rows[name].get(key, ()) for key in ("needs", "excludes"))
-        if needs and not any(_holds(each, holder) for each in needs):
-            alternatives = " or ".join(f"--{each.replace('|', ' or ')}" for each in needs)
-            raise UsageError(f"--{name} has no effect here: it is for {alternatives}")
-        for other in filter(lambda other: _holds(other, holder), excludes):
-            raise UsageError(f"give either --{name} or --{other}, not both")
-    takes_rest = any(each.takes_rest for each in positional)
+    _check_conditions(holder, rows, given)
     if len(arguments) > len(positional) and not takes_rest:
         raise UsageError(
             f"{arguments[len(positional)]!r} is neither a flag (--name=value) nor an argument:"
@@ -176,25 +180,39 @@ def parse(
     return holder, arguments
 
 
-def _parsed(
-    groups: Sequence[FlagGroup], command_line: Sequence[str], positional: Sequence[Positional]
-) -> tuple[flags.FlagValues, list[str]]:
-    """Parses a command line; checks single flags, not combinations of flags."""
-    holder = define(groups)
-    takes_rest = any(each.takes_rest for each in positional)
-    holder.set_gnu_getopt(not takes_rest)
-    rows = {name: row for group in groups for name, row in group.rows.items()}
+def _apply_aliases(holder: flags.FlagValues, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    for name in [name for name, row in rows.items() if "aliases" in row]:
+        holder(["", *rows[name]["aliases"].get(holder[name].value, ())])
+
+
+def _check_conditions(
+    holder: flags.FlagValues, rows: Mapping[str, Mapping[str, Any]], given: Sequence[str]
+) -> None:
+    """Raises UsageError if one of the given flags has no effect."""
+    for name in given:
+        needs, excludes = (rows[name].get(key, ()) for key in ("needs", "excludes"))
+        if needs and not any(_holds(each, holder) for each in needs):
+            alternatives = " or ".join(f"--{each.replace('|', ' or ')}" for each in needs)
+            raise UsageError(f"--{name} has no effect here: it is for {alternatives}")
+        for other in filter(lambda other: _holds(other, holder), excludes):
+            raise UsageError(f"give either --{name} or --{other}, not both")
+
+
+def _rows(groups: Sequence[FlagGroup]) -> dict[str, Mapping[str, Any]]:
+    return {name: row for group in groups for name, row in group.rows.items()}
+
+
+@contextlib.contextmanager
+def _explained(holder: flags.FlagValues, positional: Sequence[Positional]) -> Iterator[None]:
+    """Converts errors of flags to `UsageError`s with suggestions."""
     try:
-        arguments = holder(command_line)[1:]
-        for name in [name for name, row in rows.items() if "aliases" in row]:
-            holder([command_line[0], *rows[name]["aliases"].get(holder[name].value, ())])
+        yield
     except flags.UnrecognizedFlagError as error:
         raise UsageError(_unknown_flag(error, holder, positional)) from error
     except flags.IllegalFlagValueError as error:
         raise UsageError(_wrong_value(error, holder)) from error
     except (flags.Error, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    return holder, arguments
 
 
 def _holds(condition: str, holder: flags.FlagValues) -> bool:

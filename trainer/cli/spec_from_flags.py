@@ -136,18 +136,16 @@ def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
 def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:
     """Returns the directory of the user's own problems, models and sets.
 
-    Somebody else's run must not execute code, so a directory that the saved run or --config names
-    is an error unless the flag is given too.
+    Somebody else's run must not execute code, so a directory that the saved run names is an error
+    unless the flag is given too.
     """
     directory = value_of(flags, "t2t_usr_dir")
     if directory:  # `run_program` has imported this directory.
         return str(Path(directory).expanduser().absolute())
-    config = value_of(flags, "config")
-    of_config = run_yaml.read(config).flags.get("t2t_usr_dir") if config else None
-    before = of_config or (saved and saved.flags.get("t2t_usr_dir"))
+    before = saved and saved.flags.get("t2t_usr_dir")
     if before:
         raise UsageError(
-            f"the run in {config or flags.output_dir} was started with --t2t_usr_dir={before},"
+            f"the run in {flags.output_dir} was started with --t2t_usr_dir={before},"
             " which is code: give the flag again if you trust it"
         )
     return None

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from t2tp.checkpoint import all_steps
+from t2tp.trainer import run_yaml
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
 from tests.files import files_in
@@ -149,13 +150,24 @@ CONFIGS = {
     "flags: {eval_stepss: 1}": "unknown flag 'eval_stepss': did you mean --eval_steps",
     "flags: {schedule: train, eval_steps: 1}": "--eval_steps has no effect here",
     "flags: {config: x}": "config cannot be under flags",
-    "flags: {t2t_usr_dir: /code}": "started with --t2t_usr_dir=/code, which is code",
+    **{
+        f"flags: {{{name}: {value}}}": f"{name}={value} "
+        for name, value in {
+            **{"t2t_usr_dir": "/code", "tmp_dir": "/a", "log_json": "/a"},
+            **{"tracker": "wandb:x", "coordinator": "other:1", "num_processes": "2"},
+            **{"process_id": "1", "generate_data": "true"},
+        }.items()
+    },
+    "flags: {flagfile: /f}": "unknown flag 'flagfile'",
+    "flags: {'t2t_usr_dir=/code': /..}": "unknown flag 't2t_usr_dir=/code'",
+    "flags: {'t2t_usr_dir=x: /../plug': /..}": "unknown flag 't2t_usr_dir=x",
+    "flags: {train_steps: [1, 2]}": "--train_steps=['1', '2']: expected",
     "mesh: {mesh_shape: 'data:x'}": "data:x",
     "hparams: {d_ff: 8, d: {ff: 9}}": "d_ff occurs twice",
     "model: a\nmodel: b": "line 2 is not YAML that t2tp reads: 'model' occurs twice",
-    "model: &a x\nproblem: *a": "aliases are not supported",
+    "model: &a x\nproblem: *a": "aliases and tags are not supported",
     "model: !!python/name:os.system x": "line 1 is not YAML that t2tp reads",
-    "- a": "is a list, not an object of names and values",
+    "- a": "is a list, and must be an object of names and values",
 }
 
 
@@ -167,6 +179,31 @@ def test_a_wrong_file_is_one_sentence(trainer, tmp_path, capfd, text):
     assert CONFIGS[text] in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_only_a_runs_own_file_names_its_directory(trained, tmp_path, capfd):
+    own, copy = trained / "run.yaml", tmp_path / "copy.yaml"
+    settings = run_yaml.read(own)
+    settings.flags["output_dir"] = str(trained)
+    for path in (own, copy):
+        run_yaml.write(path, settings)
+    assert main(["t2tp_trainer", f"--config={copy}"]) == 2
+    assert f"output_dir={trained} names a directory to write" in capfd.readouterr().err
+    assert main(["t2tp_trainer", f"--config={own}", "--schedule=evaluate"]) == 0
+    own.write_text(own.read_text().replace("flags:", f"flags:\n  log_json: {tmp_path / 'log'}"))
+    assert main(["t2tp_trainer", f"--config={own}"]) == 2
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("text", ["1.10", "1e5", "007", "no", "0x1F", "2001-01-01", "null"])
+def test_a_scalar_of_yaml_has_the_value_of_its_text(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(f"flags: {{data_dir: {text}}}\nhparams: {{optimizer: {text}}}")
+    settings = run_yaml.read(tmp_path / "a.yaml")
+    expected = None if text == "null" else text
+    assert (settings.flags["data_dir"], settings.hparams["optimizer"]) == (expected, expected)
+    run_yaml.write(tmp_path / "b.yaml", settings)
+    again = run_yaml.read(tmp_path / "b.yaml")
+    assert again.hparams == settings.hparams
 
 
 def test_hparams_are_printed_with_what_they_may_be(trainer, tmp_path, capfd):
