@@ -1,13 +1,10 @@
 """Checks that paths are local, and not addresses of remote storage; reads text files."""
 
 import os
-import re
 import stat
 from os import PathLike
 
-from t2tp.object_store.store import without_secrets
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
+from t2tp.object_store.store import looks_like_address, without_secrets
 
 
 def check_local(name: str, path: str) -> None:
@@ -15,7 +12,7 @@ def check_local(name: str, path: str) -> None:
 
     `name` is the flag or setting that has the path.
     """
-    if _SCHEME.match(path):
+    if looks_like_address(path):
         raise ValueError(
             f"{name}={without_secrets(path)}: expected a path on this host; only runs, data and"
             " texts may have addresses (in Python: `object_store.local_path(address)`)"

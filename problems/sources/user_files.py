@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2tp.object_store.store import is_address, without_secrets
+from t2tp.object_store.store import looks_like_address, without_secrets
 from t2tp.problems.data.checked_file import mapped
 from t2tp.problems.data.sample import BadSampleError
 from t2tp.problems.data.shards import OFFSET
@@ -40,7 +40,7 @@ def find_files(pattern: str, option: str) -> list[Path]:
             f"no files are given: use the option {option}, as in "
             f"--problem_options='{option}=texts/**/*.txt'"
         )
-    if is_address(pattern):
+    if looks_like_address(pattern):
         raise WrongOptionError(
             f"{option}={without_secrets(pattern)}: expected files on this host: download them first"
         )

@@ -18,7 +18,7 @@ from typing import Any
 from absl import logging
 
 from t2tp.atomic_file import is_unfinished, write_text
-from t2tp.object_store.store import Store, StoreError, split
+from t2tp.object_store.store import Store, StoreError, is_address, looks_like_address, split
 from t2tp.object_store.store_lock import StoreLock
 
 # Seconds from one search for changed files to the next.
@@ -379,6 +379,8 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
             _session.open(found[0])
         return str(_local(found[0]))
 
+    if looks_like_address(text) and not is_address(text):
+        split(text)  # Raises an error: a mistyped address is no path.
     for found in _WITH_SECRET.finditer(text):
         split(found[0].strip())  # Raises an error: an address must not contain a secret.
     return _IN_TEXT.sub(local, text)

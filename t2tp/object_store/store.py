@@ -14,6 +14,11 @@ from typing import Any
 from t2tp.atomic_file import unfinished_path
 
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/@:?#]+(?:/[^/?#.][^/?#]*)*)/*")
+# Addresses of stores, mistyped, or of other services.
+_LIKE_ADDRESS = re.compile(r"\s*([a-z][a-z0-9+.-]*://|(s3[an]?|gc?s|az|abfss?|wasbs?):)", re.I)
+_KEY_OF_SECRET = re.compile(
+    r"(\w*(?:password|passwd|pwd|secret|token|key))\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&,;]*)", re.I
+)
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}
 # Maps a scheme to fsspec's package, t2tp's extra that installs the package, and options that limit
 # the time of a request.
@@ -59,9 +64,20 @@ def split(address: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def without_secrets(address: str) -> str:
-    """Removes credentials from an address, or from a text that may be one, for messages."""
-    return re.sub(r"\?.*", "?***", re.sub("//.*@", "//***@", address))
+def looks_like_address(path: str) -> bool:
+    """Whether a path is an address of any kind, even if mistyped, such as `s3:/bucket/run`."""
+    return _LIKE_ADDRESS.match(path) is not None
+
+
+def without_secrets(text: str) -> str:
+    """Removes credentials for messages.
+
+    The text is an address in a store, an address of a database, as a URL or in libpq's form
+    `host=... password=...`, or a text that contains such an address.
+    """
+    text = _KEY_OF_SECRET.sub(r"\1=***", text)
+    text = re.sub(r"(//|^\s*[\w+.-]+:/*).*@", r"\1***@", text, flags=re.DOTALL)
+    return re.sub(r"\?.*", "?***", text, flags=re.DOTALL)
 
 
 class Store:

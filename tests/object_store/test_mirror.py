@@ -302,7 +302,10 @@ def test_addresses_have_no_credentials(address):
 
 @pytest.mark.parametrize(
     "address",
-    ["s3://key:secret/x@bucket/run", "az://c/x?v=1&sig=secret", "a,s3://b/x:s3://k:secret@b"],
+    [
+        *("s3://key:secret/x@bucket/run", "az://c/x?v=1&sig=secret", "a,s3://b/x:s3://k:secret@b"),
+        *("s3:/key:secret@bucket/run", "S3://key:secret@bucket/run", "gs:k:secret@bucket"),
+    ],
 )
 def test_credentials_are_refused_before_an_address_is_cut(server, address):
     with open_session() as session:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from t2tp.object_store.mirror import local_path
-from t2tp.object_store.store import is_address
+from t2tp.object_store.store import is_address, without_secrets
 from t2tp.suggestions import nearest, similar
 from t2tp.toml import read_packaged
 from t2tp.trainer.errors import UsageError, as_usage_error
@@ -168,8 +168,8 @@ def parse(
     _check_conditions(holder, rows, given)
     if len(arguments) > len(positional) and not takes_rest:
         raise UsageError(
-            f"{arguments[len(positional)]!r} is neither a flag (--name=value) nor an argument:"
-            f" {_usage(positional)}"
+            f"{without_secrets(arguments[len(positional)])!r} is neither a flag (--name=value) nor"
+            f" an argument: {_usage(positional)}"
         )
     with as_usage_error(ValueError, OSError):
         arguments = [each if takes_rest else local_path(each) for each in arguments]

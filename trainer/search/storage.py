@@ -11,10 +11,10 @@ from pathlib import Path
 import optuna
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
 from t2tp.best_metric import BestMetric
+from t2tp.object_store.store import without_secrets
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ledger import retry
 
@@ -60,23 +60,15 @@ def open_study(
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"--study={without_password(address)} cannot be opened:"
-            f" {reason.replace(address, without_password(address))}"
+            f"--study={without_secrets(address)} cannot be opened:"
+            f" {without_secrets(reason.replace(address, without_secrets(address)))}"
         ) from None
     if before not in (None, about) or study.directions != directions:
         raise UsageError(
-            f"the study {name} in {without_password(address)} searches {before}, in its directions:"
+            f"the study {name} in {without_secrets(address)} searches {before}, in its directions:"
             " give the same --hparams_range, --metric and --minimize, or another --study_name"
         )
     return study
-
-
-def without_password(address: str) -> str:
-    """Returns an address without its password and its options, which may contain a password."""
-    try:
-        return make_url(address).set(query={}).render_as_string(hide_password=True)
-    except (ArgumentError, ValueError):
-        return address.rpartition("@")[2].partition("?")[0]
 
 
 def _create_study(
