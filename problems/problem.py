@@ -15,6 +15,7 @@ and stored as an example, and the features of a batch. A problem of the family p
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -36,7 +37,7 @@ from t2tp.problems.data.batch_stream import (
     Stream,
 )
 from t2tp.problems.data.columns import Column, open_columns
-from t2tp.problems.data.manifest import Manifest
+from t2tp.problems.data.manifest import DamagedDataError, Manifest
 from t2tp.problems.data.row_index import IndexDirectory, check_indexes
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.metrics import compute
@@ -307,7 +308,11 @@ class Problem(Preparable):
         manifest = prepared.check(self.name, directory, self.given_options, command)
         prepared.check_contents(self.name, directory, manifest, command, num_workers)
         check_indexes(self.index_directory(data_dir).path)
-        report_overlaps(self.name, {split: [self.stored(data_dir, split)] for split in self.splits})
+        stored = {split: [self.stored(data_dir, split)] for split in self.splits}
+        for columns in itertools.chain.from_iterable(stored.values()):
+            for column in columns.values():
+                column.check()
+        report_overlaps(self.name, stored)
         return manifest
 
     def datagen_command(self, data_dir: AnyPath) -> str:
@@ -351,9 +356,15 @@ class Problem(Preparable):
     def stored(self, data_dir: AnyPath, split: str) -> dict[str, Column]:
         """Returns the stored columns of a split; the caller has checked the data."""
         directory = self.directory(data_dir)
-        manifest = Manifest.read(directory)
+        manifest, ids = Manifest.read(directory), self.vocab_sizes(data_dir)
+        missing = [
+            *(self.columns(directory).keys() - manifest.columns),
+            *({split} - {*manifest.splits}),
+        ]
+        if missing:
+            raise DamagedDataError(f"{directory} has no {missing[0]} of {self.name}: make it again")
         dtypes = {column: np.dtype(dtype) for column, dtype in manifest.columns.items()}
-        return open_columns(directory, split, manifest.splits[split].shards, dtypes)
+        return open_columns(directory, split, manifest.splits[split].shards, dtypes, ids)
 
     def index_directory(self, data_dir: AnyPath) -> IndexDirectory:
         """Returns the directory of the row indexes; the caller has checked the data."""

@@ -49,7 +49,7 @@ _MAX_DEPTH = 64
 # A value in a large file has at least about this many bytes. In memory it needs 100 to 200.
 _BYTES_PER_VALUE = 20
 # Python's parsers of YAML and TOML are slow: quadratic in the length of a line of TOML.
-_MAX_SLOW_BYTES, _MAX_TOML_LINE, _MAX_YAML_VALUES = 256 << 10, 3000, 10_000
+MAX_SLOW_BYTES, _MAX_TOML_LINE, _MAX_YAML_VALUES = 256 << 10, 3000, 10_000
 _MAX_INT = 1 << 63
 _SHOWN = 80
 
@@ -165,16 +165,20 @@ def read_toml(path: str | os.PathLike[str], schema: Schema) -> Any:
       InvalidFileError: the file is not TOML of this schema, or is too large.
       OSError: the file cannot be read.
     """
-    text = read_text(path, _MAX_SLOW_BYTES)
+    return parse_toml(read_text(path, MAX_SLOW_BYTES), path, schema)
+
+
+def parse_toml(text: str, source: str | os.PathLike[str], schema: Schema) -> Any:
+    """Parses the TOML contents of the file `source`; see `read_toml`."""
     if max(map(len, text.splitlines()), default=0) > _MAX_TOML_LINE:
-        raise InvalidFileError(f"{path} has lines of over {_MAX_TOML_LINE:,} characters")
+        raise InvalidFileError(f"{source} has lines of over {_MAX_TOML_LINE:,} characters")
     try:
         value = tomllib.loads(text)
         _check_tree(value, _MAX_DEPTH)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidFileError(f"{path} is not TOML: {reason}") from error
-    return convert(value, schema, path)
+        raise InvalidFileError(f"{source} is not TOML: {reason}") from error
+    return convert(value, schema, source)
 
 
 def read_yaml(path: str | os.PathLike[str], schema: Schema) -> Any:
@@ -187,7 +191,7 @@ def read_yaml(path: str | os.PathLike[str], schema: Schema) -> Any:
       InvalidFileError: the file is not YAML of this schema, or is too large.
       OSError: the file cannot be read.
     """
-    text = read_text(path, _MAX_SLOW_BYTES)
+    text = read_text(path, MAX_SLOW_BYTES)
     line = 0
     try:
         values = _YamlValues(text)

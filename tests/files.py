@@ -31,6 +31,23 @@ STRANGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+def places(content, path=()):
+    """Yields the paths of the values inside a JSON object, of at most 30 entries per level."""
+    if isinstance(content, dict | list):
+        inside = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in list(inside)[:30]:
+            yield (*path, key)
+            yield from places(value, (*path, key))
+
+
+def with_value(content, path, value):
+    if not path:
+        return value
+    copy = content.copy()
+    copy[path[0]] = with_value(content[path[0]], path[1:], value)
+    return copy
+
+
 def flip(path: Path, position: int = 0) -> None:
     """Flips one bit of the byte at `position`."""
     content = bytearray(path.read_bytes())

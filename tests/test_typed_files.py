@@ -17,7 +17,7 @@ from t2tp.huggingface.safetensors_file import create
 from t2tp.trainer.cli import programs
 from t2tp.trainer.run_dir import huggingface_files
 from t2tp.typed_files import InvalidFileError
-from tests.files import STRANGE, limit_files
+from tests.files import STRANGE, limit_files, places, with_value
 from tests.huggingface.tiny_files import CHAT_TEMPLATE, END, write_tiny_llama
 
 pytest.importorskip("safetensors", reason="pip install -e '.[text]'")
@@ -122,23 +122,6 @@ VALUES = st.recursive(
 )
 _USUAL = [HealthCheck.function_scoped_fixture]
 COMMON = dict(deadline=None, derandomize=True, suppress_health_check=_USUAL)
-
-
-def places(content, path=()):
-    """Yields the paths of the values inside a JSON object, of at most 30 entries per level."""
-    if isinstance(content, dict | list):
-        inside = content.items() if isinstance(content, dict) else enumerate(content)
-        for key, value in list(inside)[:30]:
-            yield (*path, key)
-            yield from places(value, (*path, key))
-
-
-def with_value(content, path, value):
-    if not path:
-        return value
-    copy = content.copy()
-    copy[path[0]] = with_value(content[path[0]], path[1:], value)
-    return copy
 
 
 def read_all(source):

@@ -10,6 +10,7 @@ from pathlib import Path
 from absl import logging
 
 from t2tp.atomic_file import remove_unfinished, sync, write_text
+from t2tp.typed_files import read_text
 
 # File of an unfinished directory with its plan. The plan describes everything that determines the
 # data.
@@ -98,7 +99,9 @@ def _finish(directory: Path) -> None:
 def _begin(partial: Path, plan: str) -> None:
     """Makes the temporary directory, unless an earlier attempt with the same plan has left it."""
     written = partial / PLAN_FILE
-    if written.is_file() and written.read_text(encoding="utf-8") == plan:
+    if partial.is_symlink():
+        partial.unlink()
+    if _is_of_plan(partial, plan):
         logging.info("resuming the interrupted work in %s", partial)
         for directory_path, directories, _ in os.walk(partial):
             remove_unfinished(directory_path)
@@ -108,6 +111,26 @@ def _begin(partial: Path, plan: str) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     write_text(written, plan)
+
+
+def _is_of_plan(partial: Path, plan: str) -> bool:
+    """Whether an attempt with this plan has made a directory; t2tp makes no links in it.
+
+    Somebody else may have made the directory. Through links, the next attempt would read and write
+    elsewhere.
+    """
+    try:
+        if read_text(partial / PLAN_FILE) != plan:
+            return False
+    except (OSError, ValueError):
+        return False
+    for path, directories, files in os.walk(partial):
+        if any(os.path.islink(os.path.join(path, name)) for name in (*directories, *files)):
+            logging.warning("%s has links, so it is made again from the beginning", partial)
+            return False
+        if Path(path) == partial and _SCRATCH in directories:
+            directories.remove(_SCRATCH)
+    return True
 
 
 def clear(partial: Path) -> None:

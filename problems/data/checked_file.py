@@ -20,14 +20,25 @@ class CheckedFile:
     """
 
     def __init__(
-        self, path: Path, dtype: np.dtype, crc32: np.ndarray | None = None, block_bytes: int = 1
+        self,
+        path: Path,
+        dtype: np.dtype,
+        crc32: np.ndarray | None = None,
+        block_bytes: int = 1,
+        below: int | None = None,
     ):
         """Maps the file.
 
-        `crc32` is the CRC-32 of each block, uint32 [blocks]; None: verify nothing. The last block
-        may be shorter than `block_bytes`.
+        Args:
+          path: the file.
+          dtype: dtype of the numbers.
+          crc32: the CRC-32 of each block, uint32 [blocks]; None: verify nothing. The last block may
+            be shorter than `block_bytes`.
+          block_bytes: number of bytes of a block, which has whole numbers.
+          below: the numbers must be at least 0 and below this bound, such as a vocabulary's size.
         """
         self._path = path
+        self._below = below
         self._cached = ranges.CachedRanges(path) if hole_of(path) else None
         # Held during a read, so that other threads do not drop the chunks being read.
         self._lock = self._cached.lock if self._cached else contextlib.nullcontext()
@@ -42,6 +53,10 @@ class CheckedFile:
                 f"{path} has {self._array.nbytes} bytes, and checksums for {len(crc32)} blocks of "
                 f"{block_bytes}"
             )
+
+    def __str__(self) -> str:
+        """Returns the path."""
+        return str(self._path)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -137,8 +152,19 @@ class CheckedFile:
                     "have changed; t2tp_datagen --check looks at all files, "
                     "and --overwrite makes the data again"
                 )
+            self._check_range(np.frombuffer(piece, self._array.dtype))
             self._is_unchecked[block] = False
         self._some_unchecked = bool(self._is_unchecked.any())
+
+    def _check_range(self, numbers: np.ndarray) -> None:
+        if self._below is None or not len(numbers):
+            return
+        for number in (int(numbers.min()), int(numbers.max())):
+            if not 0 <= number < self._below:
+                raise DamagedDataError(
+                    f"{self._path} has the id {number:,}, and ids are below {self._below:,}: the"
+                    " data and the vocabulary are not of one problem; make the data again"
+                )
 
 
 def mapped(path: Path, dtype: np.dtype) -> np.ndarray:

@@ -21,13 +21,16 @@ class Column:
     `size` is the number of values of all examples.
     """
 
-    def __init__(self, files: Sequence[Path], dtype: np.dtype):
-        """Maps the files of the values, one per shard, and the ".begins" files next to them."""
+    def __init__(self, files: Sequence[Path], dtype: np.dtype, below: int | None = None):
+        """Maps the files of the values, one per shard, and the ".begins" files next to them.
+
+        Values must be `below` the number of ids, if given; see `CheckedFile`.
+        """
         self.dtype = np.dtype(dtype)
         self._none = np.empty(0, self.dtype)
         checks = [read_checks(path.parent, path.stem) for path in files]
         self._values = [
-            _open(path, self.dtype, each) for path, each in zip(files, checks, strict=True)
+            _open(path, self.dtype, each, below) for path, each in zip(files, checks, strict=True)
         ]
         self._begins = [
             _open(path.with_name(f"{path.name}.begins"), OFFSET, each)
@@ -125,6 +128,25 @@ class Column:
                 counts += np.bincount(values[begin : begin + at_once], minlength=size)
         return counts
 
+    def check(self, at_once: int = 1 << 22) -> None:
+        """Reads all values and offsets; raises DamagedDataError if they are damaged.
+
+        `at_once` is the number of values to read at a time.
+        """
+        for begins, values in zip(self._begins, self._values, strict=True):
+            for begin in range(0, len(values), at_once):
+                values[begin : begin + at_once]
+            last = 0
+            for begin in range(0, len(begins), at_once):
+                offsets = begins[begin : begin + at_once]
+                if offsets[0] < last or (np.diff(offsets) < 0).any():
+                    raise DamagedDataError(f"{begins} has offsets that do not grow")
+                last = int(offsets[-1])
+            if last != len(values):
+                raise DamagedDataError(
+                    f"{begins} ends at {last}, and there are {len(values)} values"
+                )
+
     def _over_shards(
         self,
         numbers: np.ndarray,
@@ -144,20 +166,34 @@ class Column:
 
 
 def open_columns(
-    directory: Path, split: str, shards: int, dtypes: Mapping[str, np.dtype]
+    directory: Path,
+    split: str,
+    shards: int,
+    dtypes: Mapping[str, np.dtype],
+    ids: Mapping[str, int] | None = None,
 ) -> dict[str, Column]:
-    """Opens the columns of a split, given the dtype of each column's values."""
+    """Opens the columns of a split.
+
+    Args:
+      directory: the data.
+      split: the split.
+      shards: number of the split's shards.
+      dtypes: dtype of each column's values.
+      ids: number of ids of the columns that consist of ids.
+    """
     names = [shard_name(split, shard, shards) for shard in range(shards)]
     return {
-        column: Column([directory / f"{name}.{column}" for name in names], dtype)
+        column: Column(
+            [directory / f"{name}.{column}" for name in names], dtype, (ids or {}).get(column)
+        )
         for column, dtype in dtypes.items()
     }
 
 
-def _open(path: Path, dtype: np.dtype, checks: Checks) -> CheckedFile:
+def _open(path: Path, dtype: np.dtype, checks: Checks, below: int | None = None) -> CheckedFile:
     if path.name not in checks.crc32:
         raise DamagedDataError(f"{path} has no checksums in {path.stem}{CHECKS_END}")
-    return CheckedFile(path, dtype, checks.crc32[path.name], checks.block_bytes)
+    return CheckedFile(path, dtype, checks.crc32[path.name], checks.block_bytes, below)
 
 
 def _running(sizes: list[int]) -> np.ndarray:

@@ -8,12 +8,13 @@ data's digest, so other data never use it.
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
@@ -86,24 +87,30 @@ class Index(NamedTuple):
 
 
 def open_index(
-    directory: IndexDirectory | None, name: str, examples: int, make: Callable[[IndexWriter], None]
+    directory: IndexDirectory | None,
+    name: str,
+    examples: int,
+    make: Callable[[IndexWriter], None],
+    arrays: Collection[str] = (),
 ) -> Index:
     """Opens an index; computes it if it does not exist.
 
     One process of a host computes the index while the others wait. If the directory cannot be
     written, each process computes the index in temporary files. If `directory` is None, the index
-    is not stored. `name` must be unique within the data.
+    is not stored. `name` must be unique within the data. `arrays` are names of arrays that the index
+    must have.
     """
     if directory is None:
         return _temporary(examples, make)
     digest = hashlib.sha256(repr((_VERSION, directory.data, name)).encode()).hexdigest()[:16]
     path = directory.path / f"{name}-{digest}"
+    read = functools.partial(_read, path, examples, arrays)
     try:
-        if (index := _read(path, examples)) is None:
+        if (index := read()) is None:
             with atomic_directory.exclusive_build(path):
-                if (index := _read(path, examples)) is None:
-                    _keep(path, examples, make)
-        return index or _read(path, examples) or _temporary(examples, make)
+                if (index := read()) is None:
+                    _keep(path, examples, make, read)
+        return index or read() or _temporary(examples, make)
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
             raise
@@ -114,7 +121,9 @@ def open_index(
         return _temporary(examples, make)
 
 
-def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> None:
+def _keep(
+    path: Path, examples: int, make: Callable[[IndexWriter], None], read: Callable[[], Index | None]
+) -> None:
     """Computes an index and stores it under its name, inside `exclusive_build`.
 
     Hosts that share a file system may not see each other's locks. So each host writes a separate
@@ -129,19 +138,19 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
     try:
         _write(own_path, examples, make)
         atomic_directory.flush(own_path)
-        _give_name(own_path, path, examples)
+        _give_name(own_path, path, read)
     finally:
         shutil.rmtree(own_path, ignore_errors=True)
 
 
-def _give_name(own_path: Path, path: Path, examples: int) -> None:
+def _give_name(own_path: Path, path: Path, read: Callable[[], Index | None]) -> None:
     """Renames an index, unless another host has already stored the same index."""
     try:
         own_path.rename(path)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        if _read(path, examples) is None:
+        if read() is None:
             logging.warning("the index %s is damaged: making it again", path)
             shutil.rmtree(path)
             own_path.rename(path)
@@ -182,7 +191,7 @@ def check_indexes(directory: Path) -> None:
             ) from error
 
 
-def _read(path: Path, examples: int) -> Index | None:
+def _read(path: Path, examples: int, arrays: Collection[str]) -> Index | None:
     """Opens an index; None if it does not exist or is damaged."""
     try:
         index = _mapped(path, _checked_record(path))
@@ -190,7 +199,7 @@ def _read(path: Path, examples: int) -> Index | None:
         return None
     largest = {name: array.max(initial=0) for name, array in index.arrays.items()}
     is_right = all(n < examples + (name == "begins") for name, n in largest.items())
-    return index if is_right else None
+    return index if is_right and index.arrays.keys() >= {*arrays} else None
 
 
 def _checked_record(path: Path) -> _IndexRecord:

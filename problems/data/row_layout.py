@@ -4,7 +4,7 @@ Each arrangement is an index (`row_index.py`), computed once in a pass over the 
 The pass reads lengths in pieces, so that memory does not grow with the corpus.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,7 @@ def one_per_row(texts: RowTexts, length: int) -> RowPlan:
             writer.add("examples", first + np.flatnonzero(fits))
         writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, "padded", make, length)
+    index = _open(texts, "padded", make, length, arrays=("examples",))
     rows = index.arrays["examples"]
     return RowPlan(len(rows), None if len(rows) == len(texts) else rows)
 
@@ -104,7 +104,7 @@ def pack(texts: RowTexts, length: int) -> RowPlan:
             end += len(examples)
         writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, "packed", make, length)
+    index = _open(texts, "packed", make, length, arrays=("examples", "begins"))
     begins = index.arrays["begins"]
     return RowPlan(len(begins) - 1, index.arrays["examples"], begins)
 
@@ -181,9 +181,10 @@ def _open(
     make: Callable[[IndexWriter], None],
     length: int,
     reaction: str = "left out",
+    arrays: Collection[str] = (),
 ) -> Index:
     """Opens an index, and warns of examples that are too long."""
-    index = open_index(texts.directory, texts.name(arrangement, length), len(texts), make)
+    index = open_index(texts.directory, texts.name(arrangement, length), len(texts), make, arrays)
     if index.facts.get("too_long"):
         logging.warning(
             f"{texts.what}: {index.facts['too_long']} of {len(texts)} examples are {reaction}, as"

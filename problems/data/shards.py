@@ -85,6 +85,11 @@ class _StoredChecks:
     block_bytes: Annotated[int, Limits(min=1, max=1 << 26)]
     crc32: dict[str, str]
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if a number may be in two blocks."""
+        if self.block_bytes % OFFSET.itemsize:
+            raise ValueError(f"block_bytes is {self.block_bytes}, and must be a multiple of 8")
+
 
 @dataclass(frozen=True)
 class _ShardRecord:

@@ -1,4 +1,8 @@
-"""Opens the samples of a problem's splits while its data are made."""
+"""Opens the samples of a problem's splits while its data are made.
+
+Samples from generators are pickled into files that only the same attempt reads: each attempt begins
+with `remove_spooled`, and refuses links, so that it never reads another person's pickles.
+"""
 
 from __future__ import annotations
 

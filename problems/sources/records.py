@@ -105,7 +105,7 @@ class _JsonLines:
             raise SkippedSampleError("empty line")
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadSampleError(f"{self.location(number)}: not JSON ({error})") from error
         if not isinstance(record, dict):
             raise BadSampleError(

@@ -1,5 +1,7 @@
 """Finds a user's text files by a pattern, with random access to documents and lines."""
 
+import contextlib
+import fnmatch
 import glob
 import hashlib
 import json
@@ -44,9 +46,14 @@ def find_files(pattern: str, option: str) -> list[Path]:
         raise WrongOptionError(
             f"{option}={without_secrets(pattern)}: expected files on this host: download them first"
         )
-    matches = matching(str(Path(pattern).expanduser()))
-    # A set, as "**/**" matches a file twice.
-    files = sorted({path for path in map(Path, matches) if path.is_file()})
+    matches = sorted(map(Path, matching(str(Path(pattern).expanduser()))))
+    # Each real file once, by its own path rather than by a link's.
+    matches.sort(key=lambda path: os.path.realpath(path) != os.path.abspath(path))
+    by_target: dict[str, Path] = {}
+    for path in matches:
+        if path.is_file():
+            by_target.setdefault(os.path.realpath(path), path)
+    files = sorted(by_target.values())
     if not files:
         raise WrongOptionError(f"{option}={pattern} matches no file (in {Path.cwd()})")
     if not any(path.stat().st_size for path in files):
@@ -60,8 +67,40 @@ def matching(pattern: str) -> list[str]:
     """Returns the paths that match a pattern; see `find_files` for its literal prefix."""
     path = Path(pattern)
     literal = next((each for each in (path, *path.parents) if os.path.lexists(each)), Path())
-    rest = path.relative_to(literal)
-    return glob.glob(str(Path(glob.escape(str(literal))) / rest), recursive=True)
+    return list(_matching(str(literal), path.relative_to(literal).parts, set()))
+
+
+def _matching(path: str, parts: Sequence[str], seen: set[tuple[int, str]]) -> Iterator[str]:
+    """Yields the paths below `path` that match the parts of a pattern.
+
+    Other than `glob`, it enters each directory once, although links may lead to it in circles.
+    """
+    if not parts:
+        yield path
+        return
+    here = (len(parts), os.path.realpath(path))
+    if here in seen or not os.path.isdir(path):
+        return
+    seen.add(here)
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        yield from _matching(path, rest, seen)
+    elif not glob.has_magic(part):
+        inside = os.path.join(path, part)
+        if os.path.lexists(inside):
+            yield from _matching(inside, rest, seen)
+        return
+    with contextlib.suppress(OSError):  # A directory that cannot be listed has no matches.
+        for name in sorted(os.listdir(path)):
+            inside = os.path.join(path, name)
+            if name.startswith(".") > part.startswith("."):
+                continue
+            if part != "**" and fnmatch.fnmatchcase(name, part):
+                yield from _matching(inside, rest, seen)
+            elif part == "**" and os.path.isdir(inside):
+                yield from _matching(inside, parts, seen)
+            elif part == "**" and not rest:
+                yield inside
 
 
 def fingerprint(files: Sequence[Path]) -> str:
@@ -100,7 +139,7 @@ def json_names(path: Path) -> list[str]:
         line = file.readline(_PIECE)
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return list(record) if isinstance(record, dict) else []
 

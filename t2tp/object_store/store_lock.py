@@ -8,6 +8,7 @@ from typing import Any
 from absl import logging
 
 from t2tp.object_store.store import Store, StoreError
+from t2tp.typed_files import parse_json
 
 # Seconds between two renewals of a lock, and seconds without a renewal after which a lock counts as
 # abandoned.
@@ -110,7 +111,6 @@ class StoreLock:
     def _read(self) -> dict[str, Any]:
         """Returns the note in the lock's object; empty if the object is missing or damaged."""
         try:
-            note = json.loads(self._store.read(self._name))
+            return parse_json(self._store.read(self._name), self._name, dict[str, Any])
         except (FileNotFoundError, ValueError):
             return {}
-        return note if isinstance(note, dict) else {}

@@ -134,7 +134,7 @@ def _fields(line: bytes) -> dict[str, Any]:
     """Parses a line; returns {} if it is not an event."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) and type(fields.get("step")) is int else {}
 

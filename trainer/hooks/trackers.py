@@ -13,6 +13,7 @@ from absl import logging
 from t2tp.atomic_file import write_text
 from t2tp.suggestions import check_known
 from t2tp.trainer.errors import UsageError
+from t2tp.typed_files import read_json
 
 # Takes the number of steps done and scalars by name.
 Tracker = Callable[[int, Mapping[str, float]], None]
@@ -101,7 +102,7 @@ def _open_mlflow(project: str, output_dir: Path, hparams: Mapping[str, Any]) -> 
     mlflow.set_experiment(project)
     file = output_dir / _FILE
     if file.exists():
-        mlflow.start_run(run_id=json.loads(file.read_text("utf-8"))["mlflow_run_id"])
+        mlflow.start_run(run_id=read_json(file, dict[str, str])["mlflow_run_id"])
     else:
         run = mlflow.start_run(run_name=output_dir.name)
         mlflow.log_params(dict(hparams))

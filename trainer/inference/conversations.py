@@ -1,13 +1,14 @@
 """Reads conversations, and turns them into prompts with the chat template of a run."""
 
-import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from t2tp.problems.codec import Codec
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages, has_template, messages_of
-from t2tp.trainer.inference.run_decoder import naming_line
+from t2tp.trainer.inference.run_decoder import encode_prompt, naming_line
 from t2tp.trainer.run_dir import huggingface_files
+from t2tp.typed_files import parse_json
 
 # In a file with this ending each line is a conversation, as JSON.
 SUFFIX = ".jsonl"
@@ -36,7 +37,7 @@ def prompts(
     found = []
     for number, each in enumerate(conversations, start=1):
         with naming_line(path, number):
-            found.append(codec.encode(template.render(each, add_generation_prompt=True)))
+            found.append(encode_prompt(codec, template.render(each, add_generation_prompt=True)))
     return found
 
 
@@ -54,9 +55,5 @@ def parse(lines: Iterable[str], path: str) -> list[Messages]:
     found = []
     for number, line in enumerate(lines, start=1):
         with naming_line(path, number):
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"not JSON ({error})") from error
-            found.append(messages_of(value))
+            found.append(messages_of(parse_json(line, "the line", Any)))
     return found

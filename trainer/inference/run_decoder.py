@@ -24,6 +24,9 @@ from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.model_fn import ModeKeys
 
+# Max characters of a prompt, about 500,000 tokens.
+_MAX_CHARACTERS = 2_000_000
+
 if TYPE_CHECKING:
     from t2tp.trainer.estimator import Estimator
     from t2tp.trainer.run_spec import RunSpec
@@ -214,8 +217,8 @@ class RunDecoder:
                 source, tab, target = line.partition("\t") if reads_inputs else ("", "\t", line)
                 if not tab:
                     raise ValueError(f"no tab between inputs and targets: {line!r}")
-                targets = [*codec.encode(target), eos_id]
-                inputs = [*codec.encode(source), eos_id] if reads_inputs else None
+                targets = [*encode_prompt(codec, target), eos_id]
+                inputs = [*encode_prompt(codec, source), eos_id] if reads_inputs else None
                 for name, tokens in (("target", targets), ("input", inputs or ())):
                     check_length(name, tokens, self._max_length)
                 rows.append(ScoredRow(targets, inputs))
@@ -283,11 +286,11 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
       ValueError: the codec cannot encode the line, or a language model is given a prefix.
     """
     if problem.reads_inputs:
-        inputs = [*codec.encode(text), codec.end_of_document]
-        return Request(inputs=inputs, prefix=codec.encode(beginning))
+        inputs = [*encode_prompt(codec, text), codec.end_of_document]
+        return Request(inputs=inputs, prefix=encode_prompt(codec, beginning))
     if beginning:
         raise ValueError("a language model takes no prefix: put it into the prompt")
-    return Request(prefix=codec.encode(text))
+    return Request(prefix=encode_prompt(codec, text))
 
 
 def check_writes(model: str) -> None:
@@ -299,6 +302,16 @@ def check_writes(model: str) -> None:
     """
     if not issubclass(registry.model(model), AutoregressiveModel):
         raise UsageError(f"the model {model} does not generate tokens: there is nothing to decode")
+
+
+def encode_prompt(codec: Codec, text: str) -> list[int]:
+    """Encodes a text for decoding or scoring; raises ValueError if it is far too long.
+
+    A tokenizer needs about 200 bytes of memory for each character.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"{len(text):,} characters, and {_MAX_CHARACTERS:,} are the maximum")
+    return codec.encode(text)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from t2tp.processes.cluster import Cluster
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
+from t2tp.typed_files import read_json
 
 # How long a run on several hosts waits for the lock: a file server keeps a lost host's lock for a
 # while.
@@ -223,10 +224,9 @@ class RunLock:
     def _note(self) -> dict[str, Any]:
         """Returns the content of the lock file, or {}."""
         try:
-            note = json.loads(self._path.read_text(encoding="utf-8"))
+            return read_json(self._path, dict[str, Any])
         except (OSError, ValueError):
             return {}
-        return note if isinstance(note, dict) else {}
 
 
 def _note_of(word: str) -> str:

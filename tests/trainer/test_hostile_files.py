@@ -1,0 +1,232 @@
+"""Any entry of any file of somebody else's run or data is read, or refused in one sentence."""
+
+import hashlib
+import json
+import os
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+
+from t2tp import checkpoint, problems
+from t2tp.checkpoint import inspection
+from t2tp.problems.data import manifest
+from t2tp.problems.data.manifest import DamagedDataError, FileState
+from t2tp.trainer.cli import programs
+from t2tp.trainer.run_dir import run_files
+from tests.files import STRANGE, flip, places, with_value
+from tests.trainer.conftest import PROBLEM
+
+VALUES = [None, True, -1, 5, 1e300, 2**70, "x", "../x", "|O", "a=b", [], [1], [[]], {}, {"a": 1}]
+
+
+def check_any_value(path, seal, read):
+    """Sets each entry of a JSON file to some of `VALUES`; an error of `read` is a sentence."""
+    original = json.loads(path.read_text())
+    refused = 0
+    for number, place in enumerate([(), *places(original)]):
+        for value in VALUES[number % 5 :: 5]:
+            path.write_text(json.dumps(with_value(original, place, value)))
+            seal()
+            try:
+                read()
+            except (ValueError, OSError) as error:
+                assert str(error), (place, value)
+                refused += 1
+            except Exception as error:
+                raise AssertionError(f"{path.name}: {place} = {value!r}: {error!r}") from error
+    path.write_text(json.dumps(original))
+    seal()
+    read()
+    assert refused > 5
+
+
+def seal_data(directory):
+    """Makes the checksums of a problem's data again, as somebody else can."""
+    path = directory / "manifest.json"
+    fields = json.loads(path.read_text())
+    if not isinstance(fields, dict):
+        return
+    for name, state in fields["files"].items() if isinstance(fields.get("files"), dict) else ():
+        if name.endswith((".checks", ".json")) and isinstance(state, dict):
+            made = FileState.from_file(directory / name) if (directory / name).is_file() else None
+            state.update(vars(made) if made else {})
+    fields["checksum"] = manifest._checksum(without(fields))
+    path.write_text(json.dumps(fields))
+
+
+def without(fields):
+    return {name: value for name, value in fields.items() if name != "checksum"}
+
+
+@pytest.fixture
+def data(data_dir, tmp_path):
+    return shutil.copytree(data_dir, tmp_path / "data")
+
+
+def read_data(data):
+    problem = problems.find(PROBLEM)
+    problem.check_prepared(data)
+    problem.stored(data, "train")["targets"].check()
+    problem.decode_example(data, "validation", 0)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "train-00000-of-*.checks"])
+def test_any_entry_of_data_is_read_or_refused(data, name):
+    directory = problems.find(PROBLEM).directory(data)
+    (path,) = sorted(directory.glob(name))[:1]
+    check_any_value(path, lambda: seal_data(directory), lambda: read_data(data))
+
+
+def test_ids_beyond_the_vocabulary_are_refused(data):
+    problem = problems.find(PROBLEM)
+    directory = problem.directory(data)
+    path = sorted(directory.glob("train-00000-of-*.targets"))[0]
+    ids = np.fromfile(path, "<u2")
+    ids[len(ids) // 2] = problem.vocab_sizes(data)["targets"]
+    ids.tofile(path)
+    checks = path.with_suffix(".checks")
+    fields = json.loads(checks.read_text())
+    content, size = path.read_bytes(), fields["block_bytes"]
+    blocks = [zlib.crc32(content[at : at + size]) for at in range(0, len(content), size)]
+    fields["crc32"][path.name] = np.array(blocks, "<u4").tobytes().hex()
+    checks.write_text(json.dumps(fields))
+    states = json.loads((directory / "manifest.json").read_text())
+    states["files"][path.name] = vars(FileState.from_file(path))
+    (directory / "manifest.json").write_text(json.dumps(states))
+    seal_data(directory)
+    with pytest.raises(DamagedDataError, match="has the id"):
+        problem.check_contents(data)
+    source = problem.train_examples(data, 64)
+    with pytest.raises(DamagedDataError, match="has the id"):
+        source.read("targets", np.arange(len(source)), (slice(None),))
+
+
+def test_a_damaged_index_of_rows_is_found_and_made_again(tmp_path, capfd):
+    (tmp_path / "pairs.tsv").write_text("".join(f"{n}\t{n * 7}\n" for n in range(200)))
+    options = f"files={tmp_path}/pairs.tsv,vocab_size=280,arrangement=packed"
+    problem = problems.find("translate_tsv", options)
+    problem.prepare(tmp_path / "data")
+
+    def rows():
+        source = problem.train_examples(tmp_path / "data", 32)
+        return source.read("targets", np.arange(len(source)), (slice(None),)).tolist()
+
+    before = rows()
+    (index,) = problem.directory(tmp_path / "data").glob(".index/train-*/examples")
+    flip(index, 8)
+    with pytest.raises(DamagedDataError, match="index .* is damaged"):
+        problem.check_contents(tmp_path / "data")
+    assert rows() == before
+    problem.check_contents(tmp_path / "data")
+    record = index.with_name("index.json")
+    check_any_value(record, lambda: None, lambda: check_rows(problem, tmp_path, rows, before))
+
+
+def check_rows(problem, tmp_path, rows, before):
+    damaged = None
+    try:
+        problem.check_contents(tmp_path / "data")
+    except DamagedDataError as error:
+        damaged = error
+    assert rows() == before
+    if damaged:
+        raise damaged
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "FINISHED"])
+def test_any_entry_of_a_checkpoint_is_read_or_refused(trained, name):
+    step = trained / "checkpoints/step-00000001"
+    marker, body = step / "FINISHED", step / "body.json"
+    content = marker.read_bytes().removesuffix(b"\n").rpartition(b"\n")[0]
+    body.write_bytes(content)
+
+    def seal():
+        fields = json.loads(body.read_text())
+        if name == "metadata.json":
+            metadata = (step / name).read_bytes()
+            sha256 = hashlib.sha256(metadata).hexdigest()
+            fields["files"][name] = {"size": len(metadata), "sha256": sha256}
+        text = json.dumps(fields).encode()
+        marker.write_bytes(text + b"\n" + hashlib.sha256(text).hexdigest().encode() + b"\n")
+
+    def read():
+        saved = checkpoint.Checkpoint(step)
+        inspection.describe(saved)
+
+    check_any_value(body if name == "FINISHED" else step / name, seal, read)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "deep objects", "binary", "a directory"])
+@pytest.mark.parametrize("name", ["FINISHED", "metadata.json", "variables.index"])
+def test_strange_files_of_a_checkpoint_are_refused(trained, kind, name):
+    path = trained / "checkpoints/step-00000001" / name
+    path.unlink()
+    STRANGE[kind](path)
+    with pytest.raises(checkpoint.UnusableCheckpointError, match=name):
+        checkpoint.Checkpoint(path.parent)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "deep objects", "binary", "40 GiB"])
+@pytest.mark.parametrize("name", ["manifest.json", "*.checks", "vocabulary.*", "*.targets"])
+def test_strange_files_of_data_are_refused(data, kind, name):
+    path = sorted(problems.find(PROBLEM).directory(data).glob(name))[0]
+    path.unlink()
+    if kind == "40 GiB":
+        path.touch()
+        os.truncate(path, 40 << 30)
+    else:
+        STRANGE[kind](path)
+    with pytest.raises(ValueError):
+        problems.find(PROBLEM).check_prepared(data)
+
+
+SIZES = {
+    "ones": "hparams: {local_heads: [" + "1," * 300_000 + "1]}",
+    "keys": "hparams: {" + "".join(f"a{n}: 1, " for n in range(12_000)) + "}",
+    "dots": "hparams: {" + "a." * 100_000 + ": 1}",
+    "brackets": "hparams: " + "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", SIZES.values(), ids=SIZES)
+def test_the_size_of_a_runs_file_is_limited(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(run_files.RunFileError, match=r"run\.yaml"):
+        run_files.read(tmp_path)
+
+
+def test_half_made_data_with_links_are_made_from_the_beginning(tmp_path, monkeypatch):
+    """The next attempt neither reads another person's pickles nor writes through links."""
+    problem = problems.find(PROBLEM)
+    partial, outside = tmp_path / f"data/.{PROBLEM}.partial", tmp_path / "outside"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "t2tp.problems.prepare.prepare._fill", lambda *_: (_ for _ in ()).throw(OSError)
+        )
+        with pytest.raises(OSError):
+            problem.prepare(tmp_path / "data")
+    assert (partial / ".plan").exists()
+    (outside / "train").mkdir(parents=True)
+    (outside / "train/samples").write_bytes(b"cos\nabort\n(tR.")
+    (outside / "train/begins").write_bytes(np.int64(0).tobytes())
+    (partial / ".samples").symlink_to(outside)
+    problem.prepare(tmp_path / "data")
+    assert sorted(path.name for path in outside.rglob("*")) == ["begins", "samples", "train"]
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "deep lists", "binary", "a directory"])
+@pytest.mark.parametrize("program", ["--config", "--cluster"])
+def test_strange_files_of_settings_are_refused(tmp_path, capfd, program, kind):
+    path = tmp_path / ("a.yaml" if program == "--config" else "a.toml")
+    STRANGE[kind](path)
+    main = programs.t2tp_trainer if program == "--config" else programs.t2tp_plan
+    more = (
+        ["--output_dir=o", "--data_dir=d"]
+        if program == "--config"
+        else ["--model=transformer_lm", "--hparams_set=transformer_lm_tiny", "--mesh_shape=data:2"]
+    )
+    assert main(["t2tp", f"{program}={path}", *more]) == 2
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and path.name in said[0]
