@@ -306,9 +306,10 @@ class Problem(Preparable):
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
+        # Opened first, which compares the sizes of large files with their checksums.
+        stored = {split: [self.stored(data_dir, split)] for split in self.splits}
         prepared.check_contents(self.name, directory, manifest, command, num_workers)
         check_indexes(self.index_directory(data_dir).path)
-        stored = {split: [self.stored(data_dir, split)] for split in self.splits}
         for columns in itertools.chain.from_iterable(stored.values()):
             for column in columns.values():
                 column.check()

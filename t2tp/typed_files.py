@@ -272,9 +272,12 @@ def _check_tree(
     """
     if isinstance(value, dict):
         for name, each in value.items():
-            _check_tree(each, levels - 1, check_text, allow_infinite)
-            if check_text:
-                name.encode()
+            try:
+                _check_tree(each, levels - 1, check_text, allow_infinite)
+                if check_text:
+                    name.encode()
+            except ValueError as error:
+                raise ValueError(f"{name[:_SHOWN]!r}: {error}") from error
     elif isinstance(value, list):
         for each in value:
             _check_tree(each, levels - 1, check_text, allow_infinite)

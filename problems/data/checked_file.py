@@ -26,6 +26,7 @@ class CheckedFile:
         crc32: np.ndarray | None = None,
         block_bytes: int = 1,
         below: int | None = None,
+        ascending: bool = False,
     ):
         """Maps the file.
 
@@ -36,9 +37,10 @@ class CheckedFile:
             be shorter than `block_bytes`.
           block_bytes: number of bytes of a block, which has whole numbers.
           below: the numbers must be at least 0 and below this bound, such as a vocabulary's size.
+          ascending: whether each number must be at least the number before it.
         """
         self._path = path
-        self._below = below
+        self._below, self._ascending = below, ascending
         self._cached = ranges.CachedRanges(path) if hole_of(path) else None
         # Held during a read, so that other threads do not drop the chunks being read.
         self._lock = self._cached.lock if self._cached else contextlib.nullcontext()
@@ -152,18 +154,23 @@ class CheckedFile:
                     "have changed; t2tp_datagen --check looks at all files, "
                     "and --overwrite makes the data again"
                 )
-            self._check_range(np.frombuffer(piece, self._array.dtype))
+            self._check_numbers(begin // self._array.itemsize, len(piece) // self._array.itemsize)
             self._is_unchecked[block] = False
         self._some_unchecked = bool(self._is_unchecked.any())
 
-    def _check_range(self, numbers: np.ndarray) -> None:
-        if self._below is None or not len(numbers):
+    def _check_numbers(self, begin: int, count: int) -> None:
+        numbers = self._array[begin : begin + count]
+        if self._ascending and (np.diff(self._array[max(0, begin - 1) : begin + count]) < 0).any():
+            raise DamagedDataError(
+                f"{self._path} has offsets that do not grow: make the data again"
+            )
+        if self._below is None or not count:
             return
         for number in (int(numbers.min()), int(numbers.max())):
             if not 0 <= number < self._below:
                 raise DamagedDataError(
-                    f"{self._path} has the id {number:,}, and ids are below {self._below:,}: the"
-                    " data and the vocabulary are not of one problem; make the data again"
+                    f"{self._path} has the number {number:,}, and its numbers must be below"
+                    f" {self._below:,}: make the data again"
                 )
 
 

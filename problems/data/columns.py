@@ -33,8 +33,8 @@ class Column:
             _open(path, self.dtype, each, below) for path, each in zip(files, checks, strict=True)
         ]
         self._begins = [
-            _open(path.with_name(f"{path.name}.begins"), OFFSET, each)
-            for path, each in zip(files, checks, strict=True)
+            _open(path.with_name(f"{path.name}.begins"), OFFSET, each, len(values) + 1, True)
+            for path, each, values in zip(files, checks, self._values, strict=True)
         ]
         # [shards + 1]: index of each shard's first example, and position of its first value.
         self._first_example = _running([len(begins) - 1 for begins in self._begins])
@@ -136,16 +136,10 @@ class Column:
         for begins, values in zip(self._begins, self._values, strict=True):
             for begin in range(0, len(values), at_once):
                 values[begin : begin + at_once]
-            last = 0
             for begin in range(0, len(begins), at_once):
-                offsets = begins[begin : begin + at_once]
-                if offsets[0] < last or (np.diff(offsets) < 0).any():
-                    raise DamagedDataError(f"{begins} has offsets that do not grow")
-                last = int(offsets[-1])
-            if last != len(values):
-                raise DamagedDataError(
-                    f"{begins} ends at {last}, and there are {len(values)} values"
-                )
+                begins[begin : begin + at_once]
+            if not len(begins) or begins[-1:] != len(values):
+                raise DamagedDataError(f"{begins} does not end at {len(values)}")
 
     def _over_shards(
         self,
@@ -190,10 +184,12 @@ def open_columns(
     }
 
 
-def _open(path: Path, dtype: np.dtype, checks: Checks, below: int | None = None) -> CheckedFile:
+def _open(
+    path: Path, dtype: np.dtype, checks: Checks, below: int | None = None, ascending: bool = False
+) -> CheckedFile:
     if path.name not in checks.crc32:
         raise DamagedDataError(f"{path} has no checksums in {path.stem}{CHECKS_END}")
-    return CheckedFile(path, dtype, checks.crc32[path.name], checks.block_bytes, below)
+    return CheckedFile(path, dtype, checks.crc32[path.name], checks.block_bytes, below, ascending)
 
 
 def _running(sizes: list[int]) -> np.ndarray:

@@ -97,8 +97,8 @@ def open_index(
 
     One process of a host computes the index while the others wait. If the directory cannot be
     written, each process computes the index in temporary files. If `directory` is None, the index
-    is not stored. `name` must be unique within the data. `arrays` are names of arrays that the index
-    must have.
+    is not stored. `name` must be unique within the data. `arrays` are the names of arrays that the
+    index must have.
     """
     if directory is None:
         return _temporary(examples, make)

@@ -21,7 +21,7 @@ from t2tp.step.kernels import WITHOUT_KERNEL, Kernels, key, own_kernels
 from t2tp.step.memory import HEADROOM, RESERVED, usable
 from t2tp.step.work import ELEMENTWISE, PRODUCT
 from t2tp.suggestions import check_known, nearest
-from t2tp.toml import tomllib
+from t2tp.typed_files import MAX_SLOW_BYTES, parse_toml, read_text
 
 T = TypeVar("T")
 
@@ -250,9 +250,9 @@ class ClusterFile:
         """
         where = f"cluster file {name}"
         try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ClusterFileError(f"{where}: not TOML: {error}") from error
+            table = parse_toml(text, where, dict[str, Any])
+        except ValueError as error:
+            raise ClusterFileError(str(error)) from error
         device = _parsed(Device, table.pop("device", None), f"{where}: device")
         links = _list_of(Link, table.pop("links", None), f"{where}: links")
         stacks = table.pop("stacks", None)
@@ -364,8 +364,8 @@ def _read(path: str) -> str:
         directory = importlib.resources.files("t2tp.planner") / "clusters"
         return (directory / f"{path}.toml").read_text()
     try:
-        return Path(path).expanduser().read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(Path(path).expanduser(), MAX_SLOW_BYTES)
+    except (OSError, ValueError) as error:
         raise ClusterFileError(f"cluster file {path} cannot be read: {error}") from error
 
 

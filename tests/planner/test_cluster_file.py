@@ -200,7 +200,7 @@ def test_an_unknown_cluster_is_one_sentence(name, says):
 
 
 def test_what_is_not_toml_is_refused():
-    with pytest.raises(ClusterFileError, match="mine: not TOML"):
+    with pytest.raises(ClusterFileError, match="mine is not TOML"):
         ClusterFile.from_toml("name = ", "mine")
 
 

@@ -96,10 +96,10 @@ def test_ids_beyond_the_vocabulary_are_refused(data):
     states["files"][path.name] = vars(FileState.from_file(path))
     (directory / "manifest.json").write_text(json.dumps(states))
     seal_data(directory)
-    with pytest.raises(DamagedDataError, match="has the id"):
+    with pytest.raises(DamagedDataError, match="has the number 512, and"):
         problem.check_contents(data)
     source = problem.train_examples(data, 64)
-    with pytest.raises(DamagedDataError, match="has the id"):
+    with pytest.raises(DamagedDataError, match="has the number 512, and"):
         source.read("targets", np.arange(len(source)), (slice(None),))
 
 

@@ -52,6 +52,8 @@ def set_flags(
                 f"{name}={value} {effect}, and somebody else may have written this file: give the"
                 f" flag --{name} if that is what you want"
             )
+        if isinstance(value, list) and rows[name].get("type") != "list":
+            raise ValueError(f"{name} is a list, and must be one value")
         holder[name].parse(value)
 
 

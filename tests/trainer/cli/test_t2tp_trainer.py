@@ -161,7 +161,7 @@ CONFIGS = {
     "flags: {flagfile: /f}": "unknown flag 'flagfile'",
     "flags: {'t2t_usr_dir=/code': /..}": "unknown flag 't2t_usr_dir=/code'",
     "flags: {'t2t_usr_dir=x: /../plug': /..}": "unknown flag 't2t_usr_dir=x",
-    "flags: {train_steps: [1, 2]}": "--train_steps=['1', '2']: expected",
+    "flags: {train_steps: [1, 2]}": "train_steps is a list, and must be",
     "mesh: {mesh_shape: 'data:x'}": "data:x",
     "hparams: {d_ff: 8, d: {ff: 9}}": "d_ff occurs twice",
     "model: a\nmodel: b": "line 2 is not YAML that t2tp reads: 'model' occurs twice",
