@@ -21,6 +21,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
 from t2tp.layout_report import LayoutReport, explain
 from t2tp.mesh.layout import Layout
+from t2tp.models.transformer_lm import TEACHER
 from t2tp.optim.nonfinite import first_nonfinite, largest_magnitudes
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
@@ -50,6 +51,7 @@ from t2tp.trainer.inputs.inputs import (
 from t2tp.trainer.inputs.prefetch import prefetched
 from t2tp.trainer.loops import in_loops, sum_metrics, train_loop
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
+from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.processes.interrupt import InterruptHandler, TrainingInterrupted
 from t2tp.trainer.processes.multiprocess import connect_as
 from t2tp.trainer.run_config import RunConfig
@@ -84,6 +86,7 @@ class Estimator:
         hparams: Any = None,
         layout: Layout | None = None,
         vocabulary: Callable[[], Vocabulary | None] = lambda: None,
+        teacher: OtherRun | None = None,
     ) -> None:
         """Checks the settings without building a program.
 
@@ -97,6 +100,7 @@ class Estimator:
           layout: the layout of the hparams, if the caller has parsed it.
           vocabulary: returns the data's vocabulary, for warm starts from runs with another
             vocabulary.
+          teacher: the run whose weights the variables below the scope `teacher` have.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
@@ -111,6 +115,8 @@ class Estimator:
         check_tracker(config.tracker)
         self._cluster: Cluster | None = None
         self._variables: Variables | None = None
+        self._teacher = teacher
+        self._taught_by: Variables | None = None  # The teacher's variables.
         self._programs: dict[tuple, Program] = {}
         self._has_trained = False
         self._num_loaded = 0  # Number of variables with their initial or restored values.
@@ -166,7 +172,15 @@ class Estimator:
         key = (mode, decode_options, *shapes)
         if key not in self._programs:
             trains = mode == ModeKeys.TRAIN
+            if self._teacher is not None and self._taught_by is None:
+                seed = self.config.random_seed
+                self._variables, self._taught_by = (
+                    Variables(self.layout, self.connect(), seed) for _ in range(2)
+                )
+                self._variables.lend(TEACHER, self._taught_by)
             program = self.program(self._step_fn(mode, decode_options), features, exact=True)
+            if self._teacher is not None and self._taught_by is not None and trains:
+                self._teacher.load(self._taught_by, TEACHER)
             self._variables = program.variables
             # The first training program adds the optimizer's variables, and later programs may add
             # more variables. New variables require another restore of the checkpoint.

@@ -70,12 +70,16 @@ ModelFn = Callable[..., EstimatorSpec]
 
 
 def model_fn_of(
-    model_class: type[Model], vocab_sizes: Mapping[str, int], train_steps: int
+    model_class: type[Model],
+    vocab_sizes: Mapping[str, int],
+    train_steps: int,
+    teacher: tuple[type[Model], HParams] | None = None,
 ) -> ModelFn:
     """Returns the model function of a registered model.
 
     The function's parameter `decode_options` sets how an autoregressive model decodes. The schedule
-    of the learning rate may end at the whole run's last step, `train_steps`.
+    of the learning rate may end at the whole run's last step, `train_steps`. `teacher` has the
+    class and the hparams of the model that training imitates.
     """
 
     def model_fn(
@@ -86,6 +90,8 @@ def model_fn_of(
         decode_options: DecodeOptions | None,
     ) -> EstimatorSpec:
         model = model_class(hparams, vocab_sizes)
+        if teacher is not None:
+            _set_teacher(model, *teacher)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(
                 mode, predictions=_predictions(model, mesh, features, decode_options)
@@ -139,6 +145,25 @@ def model_fn_of(
         return spec
 
     return with_averages
+
+
+def _set_teacher(model: Model, teacher_class: type[Model], hparams: HParams) -> None:
+    """Gives a model a teacher, whose tables have the rows of the model's own vocabulary.
+
+    Raises:
+      ValueError: one of the models is no decoder-only language model.
+    """
+    if not (isinstance(model, TransformerLm) and issubclass(teacher_class, TransformerLm)):
+        raise ValueError(
+            f"distillation needs two decoder-only language models, such as transformer_lm, not a"
+            f" {type(model).__name__} that learns from a {teacher_class.__name__}"
+        )
+    if model.hparams.preference_loss:
+        raise ValueError("preference_loss has no teacher: set preference_loss= or no --teacher")
+    hparams = hparams.copy()
+    hparams.set("vocab_size", model.vocab.size)
+    hparams.set("activation_dtype", model.hparams.activation_dtype)
+    model.teacher = teacher_class(hparams, model.vocab_sizes)
 
 
 def _predictions(

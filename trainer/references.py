@@ -11,6 +11,7 @@ the bit. The scores are in the run's directory, with what they were computed fro
 import io
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,8 @@ from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.problem_inputs import one_pass_inputs
-from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.model_fn import ModeKeys, model_fn_of
+from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_spec import RunSpec
 
@@ -111,7 +113,9 @@ class References:
         if cluster.is_main_process:
             trained = last_finished(checkpoint_directory(self._spec.config.output_dir)) is not None
             # Without a checkpoint, the run may have been started again with other initial values.
-            state = "new" if not trained else "there" if path.is_file() else "missing"
+            is_known = trained and path.is_file()
+            can_be_computed = not trained or self._spec.config.reference_from
+            state = "there" if is_known else "new" if can_be_computed else "missing"
         state = cluster.process_broadcast(f"reference {path.name}", state)
         if state == "new":
             return None
@@ -119,7 +123,7 @@ class References:
         if state == "missing":
             raise UsageError(
                 f"{path} is missing: it has the scores of the weights that the run began with;"
-                f" put it back, or {advice}"
+                f" put it back, give --reference_from=RUN, or {advice}"
             )
         try:
             with np.load(path, allow_pickle=False) as saved:
@@ -133,12 +137,23 @@ class References:
         except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
             raise UsageError(f"{path} is damaged: {error}; put a copy back, or {advice}") from error
 
+    def _reference(self) -> Estimator:
+        """Returns the estimator whose variables are those of the reference."""
+        spec, path = self._spec, self._spec.config.reference_from
+        if not path:
+            return self._estimator
+        other = OtherRun.open("reference_from", path)
+        other.check_vocabulary(spec.problem.vocabulary(spec.data_dir))
+        model_fn = model_fn_of(other.model_class, spec.problem.vocab_sizes(spec.data_dir), 0)
+        config = replace(spec.config, checkpoint_path=path, warm_start_from="", teacher="")
+        return Estimator(model_fn, config, other.on_mesh_of(spec.hparams), spec.layout)
+
     def _compute(self, source: ExampleSource, name: str) -> Scores:
         size = sequences_per_batch(self._spec.hparams, self._spec.layout)
         stream = OnePassStream(source, size, EXAMPLE_INDEX)
         logging.info("scoring %d rows of %s with the reference", len(source), name)
         inputs = one_pass_inputs(self._spec.problem, stream)
-        program = self._estimator.build(ModeKeys.REFERENCE, inputs.features)
+        program = self._reference().build(ModeKeys.REFERENCE, inputs.features)
         (pairs,) = source.shape(REFERENCES[0])
         scores = {each: np.zeros((len(source), pairs), np.float32) for each in REFERENCES}
         for step in range(len(stream)):

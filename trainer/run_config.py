@@ -41,6 +41,9 @@ class RunConfig:
       warm_start_from: PATH or PATH:from=>to;from=>to, a checkpoint with the initial values. It
         is used if `output_dir` has no checkpoint; see `WarmStart`.
       warm_start_optimizer: whether the warm start also restores the optimizer's state and the step.
+      teacher: a run, or a checkpoint of a run, that training imitates (distillation); "": none.
+      reference_from: a run, or a checkpoint of a run, that is the reference of preference losses;
+        "": the weights at the run's start.
       log_step_count_steps: steps between reports in the log and in TensorBoard.
       log_json: file to append lines of JSON to, see `JsonLog`; `-`: stdout; empty: none.
       tracker: where to send scalars: `wandb` or `mlflow`, with an optional project as in
@@ -75,6 +78,8 @@ class RunConfig:
     weights: str = "averages"
     warm_start_from: str = ""
     warm_start_optimizer: bool = False
+    teacher: str = ""
+    reference_from: str = ""
     log_step_count_steps: int = 100
     log_json: str = ""
     tracker: str = ""

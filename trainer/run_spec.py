@@ -19,6 +19,7 @@ from t2tp.trainer.eval_config import EvalConfig
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from t2tp.trainer.model_fn import model_fn_of
+from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
@@ -170,9 +171,14 @@ class RunSpec:
           FileNotFoundError: the data are not prepared; the message names the command to run.
         """
         vocab_sizes = self.problem.vocab_sizes(self.data_dir)
-        model_fn = model_fn_of(self.model_class, vocab_sizes, self.train_steps)
         vocabulary = functools.partial(self.problem.vocabulary, self.data_dir)
-        return Estimator(model_fn, self.config, self.hparams, self.layout, vocabulary)
+        teacher = None
+        if self.config.teacher:
+            teacher = OtherRun.open("teacher", self.config.teacher)
+            teacher.check_vocabulary(vocabulary())
+        taught_by = None if teacher is None else (teacher.model_class, teacher.hparams)
+        model_fn = model_fn_of(self.model_class, vocab_sizes, self.train_steps, taught_by)
+        return Estimator(model_fn, self.config, self.hparams, self.layout, vocabulary, teacher)
 
 
 def find_problem(

@@ -74,3 +74,7 @@ class Adapters:
                 f"lora_also_trained={self.also_trained!r} matches no variable of the model, such as"
                 f" {names[0]}"
             )
+
+
+# Freezes all variables of a model, and adds no adapters.
+FROZEN = Adapters(1, 1.0, ())

@@ -9,8 +9,10 @@ forward pass, and two in the backward pass.
 from collections.abc import Mapping
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
+from t2tp.building.adapters import FROZEN
 from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
@@ -33,11 +35,21 @@ from t2tp.models.transformer_losses import (
     weights_of_targets,
     with_experts,
 )
+from t2tp.ops.cross_entropy.projected import Teacher
+
+# Scope of a teacher's variables.
+TEACHER = "teacher"
 
 
 @registry.register_model
 class TransformerLm(AutoregressiveModel):
-    """Decoder-only transformer language model."""
+    """Decoder-only transformer language model.
+
+    Attributes:
+      vocab: the dimension of the tokens, which may have more rows than there are tokens.
+      teacher: a model whose predictions training imitates, with the vocabulary of this model; its
+        variables are below the scope `teacher`, and frozen. None: no teacher.
+    """
 
     takes: tuple[str, ...] = ("targets", "targets_segmentation", "targets_position")
     may_take = (TARGETS_WEIGHTS, FIRST_TOKEN)
@@ -47,9 +59,10 @@ class TransformerLm(AutoregressiveModel):
         """Creates the layers; see `Model`."""
         super().__init__(hparams, vocab_sizes)
         self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
-        self._vocab = vocab_of(hparams, vocab_sizes["targets"])
-        self._embedding = self._factory.embedding(self._vocab)
+        self.vocab = vocab_of(hparams, vocab_sizes["targets"])
+        self._embedding = self._factory.embedding(self.vocab)
         self._stack = self._factory.stack(hparams.num_hidden_layers, causal=True)
+        self.teacher: TransformerLm | None = None
         if hparams.preference_loss:
             self.takes = (*self.takes, TARGETS_WEIGHTS, *REFERENCES)
 
@@ -80,10 +93,11 @@ class TransformerLm(AutoregressiveModel):
         if self.hparams.preference_loss:
             out = preference_loss(self.hparams, projection.logits, features)
         else:
-            out = predicted(self.hparams, projection, targets, weights, training)
+            teacher = self._taught(mesh, features) if training else None
+            out = predicted(self.hparams, projection, targets, weights, training, teacher)
         if not training and not self.hparams.preference_loss:
             rows = targets.shape.dims[0]
-            sums = sequence_sums(projection.logits, targets, weights, self._vocab, rows)
+            sums = sequence_sums(projection.logits, targets, weights, self.vocab, rows)
             out = with_metrics(out, sums)
         return with_experts(out, self.hparams, totals, {"": features["targets_segmentation"]})
 
@@ -98,6 +112,22 @@ class TransformerLm(AutoregressiveModel):
         with self.building(mesh, training):
             projection, totals = self._projection(mesh, features, training)
             return projection.logits, totals
+
+    def _taught(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> Teacher | None:
+        """Returns the teacher's logits as operands, computed without dropout."""
+        if self.teacher is None:
+            return None
+        with mesh.building(adapters=FROZEN, transfer=None), tf1.variable_scope(TEACHER):
+            taught, _ = self.teacher._projection(mesh, features, False)
+        return Teacher(
+            taught.x,
+            taught.table,
+            taught.bias,
+            taught.soft_cap,
+            self.hparams.distillation_weight,
+            self.hparams.distillation_temperature,
+            self.vocab_sizes["targets"],
+        )
 
     def _projection(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool

@@ -10,7 +10,7 @@ from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.models import losses
-from t2tp.ops.cross_entropy.projected import is_worth_chunks, projected_cross_entropy
+from t2tp.ops.cross_entropy.projected import Teacher, is_worth_chunks, projected_cross_entropy
 from t2tp.optim.loss import LossOutput, LossTerm
 
 
@@ -20,17 +20,21 @@ def predicted(
     targets: mtf.Tensor,
     weights: mtf.Tensor,
     training: bool,
+    teacher: Teacher | None = None,
 ) -> LossOutput:
     """Computes the loss of tokens like `losses.predicted`, with the hparams' options.
 
-    In training, large logits are computed chunk by chunk; see the hparam `loss_chunk`.
+    In training, large logits are computed chunk by chunk; see the hparam `loss_chunk`. The metric
+    `nll` of a loss with a teacher is the student's.
     """
     options = loss_options(hparams)
     x, vocab, chunk = projection.x, projection.vocab, hparams.loss_chunk
-    if training and (chunk > 0 or (chunk == 0 and is_worth_chunks(x, vocab))):
+    if teacher is not None and chunk < 0:
+        chunk = x.shape.size  # All tokens: the operation alone knows teachers.
+    if teacher is not None or (training and (chunk or is_worth_chunks(x, vocab)) and chunk >= 0):
         inputs = x, projection.table, targets, weights, projection.bias
         total, nll = projected_cross_entropy(
-            *inputs, soft_cap=projection.soft_cap, chunk=chunk, **options
+            *inputs, soft_cap=projection.soft_cap, chunk=chunk, teacher=teacher, **options
         )
         return losses.from_sums(total, nll, weights)
     return losses.predicted(projection.logits, targets, weights, vocab, training, **options)

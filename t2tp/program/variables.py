@@ -287,6 +287,7 @@ class Variables:
         self._by_name: dict[str, SlicedVariable] = {}
         self.base: dict[str, Any] | None = None
         self.base_elsewhere: Path | None = None
+        self._lent: dict[str, Variables] = {}
         self.loaded_from_base: set[str] = set()
 
     def __iter__(self) -> Iterator[SlicedVariable]:
@@ -300,6 +301,14 @@ class Variables:
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def lend(self, scope: str, variables: Variables) -> None:
+        """Lets programs read the variables of another collection, below a scope.
+
+        A variable `<scope>/<name>` of a program is created in `variables`, and not part of this
+        collection: checkpoints, averages and counts do not have it.
+        """
+        self._lent[f"{scope}/"] = variables
 
     def create_all(self, specs: Sequence[VariableSpec]) -> list[SlicedVariable | StagedVariable]:
         """Creates the variables of a program; arguments and errors as for `create`."""
@@ -319,6 +328,9 @@ class Variables:
         Raises:
           ValueError: a variable of that name has another shape or dtype.
         """
+        for scope, variables in self._lent.items():
+            if spec.name.startswith(scope):
+                return variables.create(spec)
         if not spec.names_by_stage:
             return self._create(spec, None)
         by_stage = []

@@ -17,7 +17,8 @@ def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -
     hparams = registry.hparams("transformer_lm_test")
     hparams.parse(changes)
     seed = settings.pop("random_seed", 0)
-    config = RunConfig(str(directory), random_seed=seed, log_step_count_steps=1)
+    of_config = {f.name: settings.pop(f.name) for f in fields(RunConfig) if f.name in settings}
+    config = RunConfig(str(directory), random_seed=seed, log_step_count_steps=1, **of_config)
     of_run = {"model": "transformer_lm", "problem": PROBLEM, "train_steps": 6, "flags": {}}
     of_run |= {name: settings.pop(name) for name in of_run if name in settings}
     evaluation = {"eval_steps": 2}

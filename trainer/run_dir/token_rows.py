@@ -61,7 +61,7 @@ class TokenRows:
         """
         old, new = there.token_texts, here.token_texts
         if old == new:
-            return cls(np.arange(len(new)), (), ())
+            return cls.of_same(len(new))
         sources, rows = _tokens_by_text(old), np.full(len(new), -1, np.int64)
         for text, tokens in _tokens_by_text(new).items():
             found = sources.get(text, [])
@@ -78,6 +78,11 @@ class TokenRows:
             [_shown(text) for text, row in zip(new, rows, strict=True) if row < 0 and text],
             [_shown(text) for text in sources if text not in kept],
         )
+
+    @classmethod
+    def of_same(cls, tokens: int) -> TokenRows:
+        """Matches a vocabulary with itself."""
+        return cls(np.arange(tokens), (), ())
 
     @property
     def are_same(self) -> bool:

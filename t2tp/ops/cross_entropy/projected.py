@@ -14,6 +14,7 @@ al., "Liger Kernel", arXiv:2410.10989, section 3.2, have the same idea for one G
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -34,6 +35,34 @@ _MIN_CHUNK = 1 << 24
 _WORTH = 4
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """A model whose predictions the loss compares with: the operands of its logits.
+
+    Attributes:
+      x: [..., d_model], with the tokens of the student's `x`; d_model may have another size.
+      table: [vocab, d_model], with the student's `vocab`.
+      bias: [vocab]; None: no bias.
+      soft_cap: the teacher's cap; see `projected_cross_entropy`.
+      weight: the share w of the teacher in the loss.
+      temperature: the divisor T of both models' logits.
+      classes: number of tokens to compare; the other rows of the tables are padding.
+    """
+
+    x: upstream.Tensor
+    table: upstream.Tensor
+    bias: upstream.Tensor | None
+    soft_cap: float
+    weight: float
+    temperature: float
+    classes: int
+
+    @property
+    def inputs(self) -> list[upstream.Tensor]:
+        """The tensors."""
+        return [self.x, self.table, *([] if self.bias is None else [self.bias])]
+
+
 def is_worth_chunks(x: upstream.Tensor, vocab: upstream.Dimension) -> bool:
     """Whether the logits of x [..., d_model] are large, also relative to other activations."""
     d_model = x.shape.dims[-1].size
@@ -52,8 +81,12 @@ def projected_cross_entropy(
     label_smoothing: float = 0.0,
     soft_cap: float = 0.0,
     chunk: int = 0,
+    teacher: Teacher | None = None,
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
     """Sums the tokens' weighted cross-entropies for the logits `x table + bias`.
+
+    With a teacher, a token's loss is (1 - w) * cross-entropy + w * T^2 * KL(teacher || student),
+    with both distributions at the temperature T (G. Hinton et al., arXiv:1503.02531, section 2).
 
     The vocabulary, d_model and the tokens may be split over the mesh. Each chunk needs the
     collectives of `softmax_cross_entropy` and, if d_model is split, an all-reduce of its logits.
@@ -69,9 +102,11 @@ def projected_cross_entropy(
       soft_cap: logits `z` become `soft_cap * tanh(z / soft_cap)`; 0: no cap.
       chunk: max number of a device's tokens whose logits are computed at once. 0: chosen by size,
         see `ProjectedCrossEntropyOperation.chunk_rows`.
+      teacher: not differentiable; None: no teacher.
 
     Returns:
-      two float32 scalars: the sum, and the sum without z-loss and label smoothing. The second is
+      two float32 scalars: the sum, and the sum of the cross-entropies without z-loss and label
+      smoothing. The second is
       not differentiable. Both are NaN if a target is not a class.
 
     Raises:
@@ -86,7 +121,8 @@ def projected_cross_entropy(
     options = LossOptions(z_loss, label_smoothing)
     options.check(vocab)
     inputs = [x, table, targets, weights, *([] if bias is None else [bias])]
-    loss, nll, *_ = ProjectedCrossEntropyOperation(inputs, options, soft_cap, chunk).outputs
+    op = ProjectedCrossEntropyOperation(inputs, options, soft_cap, chunk, teacher)
+    loss, nll, *_ = op.outputs
     return loss, upstream.stop_gradient(nll)
 
 
@@ -99,10 +135,18 @@ class ProjectedCrossEntropyOperation(Operation):
     """
 
     def __init__(
-        self, inputs: Sequence[upstream.Tensor], options: LossOptions, soft_cap: float, chunk: int
+        self,
+        inputs: Sequence[upstream.Tensor],
+        options: LossOptions,
+        soft_cap: float,
+        chunk: int,
+        teacher: Teacher | None = None,
     ) -> None:
-        super().__init__(list(inputs), name="projected_cross_entropy")
+        taught = [] if teacher is None else teacher.inputs
+        super().__init__([*inputs, *taught], name="projected_cross_entropy")
         x, table, targets, _, *bias = inputs
+        self.own_inputs = list(inputs)
+        self.teacher = teacher
         self._options = options
         self._soft_cap = soft_cap
         self._chunk = chunk
@@ -155,12 +199,19 @@ class ProjectedCrossEntropyOperation(Operation):
         d_sum = grad_ys[0]
         if d_sum is None:
             return [None] * len(self.inputs)
-        x, table, _, _, *bias = self.inputs
+        x, table, _, _, *bias = self.own_inputs
         d_x, d_table, *d_bias = (
             ScaledGradientOperation(self, partial, d_sum, of.dtype).outputs[0]
             for partial, of in zip(self.outputs[2:], (x, table, *bias), strict=True)
         )
-        return [d_x, d_table, None, None, *d_bias]
+        return [
+            d_x,
+            d_table,
+            None,
+            None,
+            *d_bias,
+            *[None] * len(self.inputs[len(self.own_inputs) :]),
+        ]
 
     def lower(self, lowering: Lowering) -> None:
         x, _, targets, weights = self.inputs[:4]
@@ -169,6 +220,7 @@ class ProjectedCrossEntropyOperation(Operation):
             tf.reshape(lowering.masked_slice(x, [self._d_model]), [-1, kernel.width]),
             tf.reshape(tf.cast(lowering.slice(targets), tf.int32), [-1]),
             tf.reshape(tf.cast(lowering.slice(weights), tf.float32), [-1]),
+            *kernel.taught_tokens,
         ]
         sums, d_x = kernel(tokens, self.chunk_rows(lowering.mesh_impl(self).layout))
         over = targets.shape.dims
@@ -188,7 +240,7 @@ class _ChunkKernel:
     """The computation of a processor, chunk by chunk."""
 
     def __init__(self, op: ProjectedCrossEntropyOperation, lowering: Lowering) -> None:
-        _, table, _, _, *bias = op.inputs
+        _, table, _, _, *bias = op.own_inputs
         vocab, d_model = table.shape.dims
         mesh_impl = lowering.mesh_impl(op)
         self._collectives = mesh_impl.collectives
@@ -199,6 +251,15 @@ class _ChunkKernel:
         self._needs = [bool(lowering.users(y)) for y in op.outputs[2:]]
         axis = mesh_impl.tensor_dimension_to_mesh_axis(d_model)
         self._axes = [] if axis is None else [axis]
+        self._teacher = op.teacher
+        self.taught_tokens: list[tf.Tensor] = []
+        if op.teacher is not None:
+            own = op.teacher.x.shape.dims[-1:]
+            x, self._taught_table = (
+                lowering.masked_slice(each, own) for each in (op.teacher.x, op.teacher.table)
+            )
+            self.taught_tokens = [tf.reshape(x, [-1, self._taught_table.shape[1]])]
+            self._taught_bias = [lowering.slice(b) for b in op.teacher.inputs[2:]]
         self._vocab_axis = mesh_impl.tensor_dimension_to_mesh_axis(vocab)
         _, self._vocab_parts = lowering.parts_of(vocab)
         self.width = self._table.shape[1]
@@ -243,20 +304,37 @@ class _ChunkKernel:
         needed = [zero for zero, needs in zip(learned, self._needs[1:], strict=False) if needs]
         return [tf.zeros([]), tf.zeros([]), *needed]
 
-    def _chunk(
-        self, x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        logits = tf.matmul(x, self._table, transpose_b=True)
+    def _logits(
+        self, x: tf.Tensor, table: tf.Tensor, biases: Sequence[tf.Tensor], soft_cap: float
+    ) -> tf.Tensor:
+        logits = tf.matmul(x, table, transpose_b=True)
         logits = self._collectives.allreduce(logits, self._axes, "Add")
-        for bias in self._bias:
+        for bias in biases:
             logits += bias
-        if self._soft_cap:
-            logits = tf.tanh(logits / self._soft_cap) * self._soft_cap
+        return tf.tanh(logits / soft_cap) * soft_cap if soft_cap else logits
+
+    def _chunk(
+        self, x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor, *taught_x: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        logits = self._logits(x, self._table, self._bias, self._soft_cap)
         losses = self._softmax.losses(logits, targets)
-        sums = [reduce_sum(losses.loss * weights), reduce_sum(losses.nll * weights)]
+        loss, label_weights, teacher = losses.loss, weights, self._teacher
+        if teacher is not None:
+            taught = self._logits(
+                *taught_x, self._taught_table, self._taught_bias, teacher.soft_cap
+            )
+            kl, d_kl = self._softmax.divergence(
+                logits, taught, teacher.temperature, teacher.classes
+            )
+            scale = teacher.weight * teacher.temperature**2
+            loss = (1.0 - teacher.weight) * loss + scale * kl
+            label_weights = (1.0 - teacher.weight) * weights
+        sums = [reduce_sum(loss * weights), reduce_sum(losses.nll * weights)]
         if not any(self._needs):
             return sums, None
-        d_logits = self._softmax.gradient(logits, targets, losses.log_z, weights)
+        d_logits = self._softmax.gradient(logits, targets, losses.log_z, label_weights)
+        if teacher is not None:
+            d_logits += tf.cast(d_kl * (scale * weights)[:, None], d_logits.dtype)
         if self._soft_cap:
             d_logits *= 1.0 - tf.square(logits / self._soft_cap)
         needs_x, *needs = self._needs

@@ -121,6 +121,33 @@ class SlicedSoftmax:
 
         return self._lowering.compiled(gradient)(logits, log_z, d_loss, self._local(targets))
 
+    def divergence(
+        self, logits: tf.Tensor, teacher: tf.Tensor, temperature: float, classes: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes KL(teacher || student) over the first `classes` classes, at a temperature.
+
+        Args:
+          logits: the student's, [tokens, classes of the slice].
+          teacher: the teacher's, of the same shape.
+          temperature: divisor of both.
+          classes: number of classes to compare.
+
+        Returns:
+          float32: the divergence [tokens], and its gradient w.r.t. `logits`.
+        """
+        indices = tf.range(self._slice_size) - self._local(tf.constant(0))
+        is_class = (indices < classes)[None, :]
+        both = tf.stack([tf.cast(x, tf.float32) / temperature for x in (logits, teacher)])
+        lowest = tf.where(is_class, both, both.dtype.min)
+        highest = self._collectives.allreduce(tf.reduce_max(lowest, axis=-1), self._axes, "Max")
+        exps = tf.where(is_class, tf.exp(lowest - highest[..., None]), 0.0)
+        addends = tf.concat([exps, (exps[1] * (both[1] - both[0]))[None]], 0)
+        sums = self._collectives.sum(sum_in_parts(addends, self._parts), self._axes)
+        log_z = tf.math.log(sums[:2]) + highest
+        kl = sums[2] / sums[1] - log_z[1] + log_z[0]
+        student, taught = tf.unstack(exps / sums[:2, :, None])
+        return kl, (student - taught) / temperature
+
     def _masked(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
         """Sets the padding of the classes in [tokens, classes] to `value`."""
         shape = upstream.Shape([upstream.Dimension("token", x.shape[0]), self._dim])

@@ -1,0 +1,82 @@
+"""Training with a teacher: its weights are read, frozen and never saved."""
+
+import numpy as np
+import pytest
+
+from t2tp import checkpoint
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hooks.hook import Hook
+from tests.trainer.tiny_experiment import experiment
+
+STUDENT = "d_model=16,d_ff=32,num_heads=2,learning_rate_schedule=constant"
+
+
+class Losses(Hook):
+    def __init__(self):
+        self.losses = []
+
+    def after_step(self, training, outputs):
+        self.losses.append(float(outputs["loss"]))
+
+
+def trained(run, data_dir, changes="", **settings):
+    hook = Losses()
+    experiment(run, data_dir, changes, hooks=[hook], **settings).train()
+    return hook.losses
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory, data_dir):
+    run = tmp_path_factory.mktemp("teacher") / "run"
+    # The tables have more rows than there are tokens, and other rows than the student's.
+    trained(run, data_dir, "vocab_size=600,ema_decay=0.5")
+    return run
+
+
+def test_a_teacher_of_no_weight_changes_nothing(tmp_path, data_dir, teacher):
+    alone = trained(tmp_path / "alone", data_dir, STUDENT)
+    taught = trained(
+        tmp_path / "taught", data_dir, f"{STUDENT},distillation_weight=0", teacher=str(teacher)
+    )
+    np.testing.assert_allclose(taught, alone, rtol=1e-6)
+
+
+def test_a_model_has_nothing_to_learn_from_itself(tmp_path, data_dir, teacher):
+    losses = trained(
+        tmp_path / "same",
+        data_dir,
+        "distillation_weight=1,weight_decay=0,layer_prepostprocess_dropout=0",
+        teacher=str(teacher),
+        warm_start_from=str(teacher),
+    )
+    assert losses == pytest.approx([0] * len(losses), abs=1e-5)
+
+
+@pytest.mark.parametrize("mesh", ["", "mesh_shape=data:2;model:2", "microbatches=2"])
+def test_every_layout_learns_the_same_and_no_checkpoint_has_the_teacher(
+    tmp_path, data_dir, teacher, mesh
+):
+    changes = ",".join(filter(None, [STUDENT, mesh]))
+    run = tmp_path / "run"
+    losses = trained(run, data_dir, changes, teacher=str(teacher))
+    reference = trained(tmp_path / "one", data_dir, STUDENT, teacher=str(teacher))
+    np.testing.assert_allclose(losses, reference, rtol=1e-5)
+    names = checkpoint.Checkpoint(checkpoint.last_finished(run / "checkpoints").path).shapes()
+    assert not [name for name in names if name.startswith("teacher")]
+    assert any(name.startswith("layer_00") or "embedding" in name for name in names)
+
+
+def test_a_resumed_run_goes_on_with_its_teacher(tmp_path, data_dir, teacher):
+    whole = trained(tmp_path / "whole", data_dir, STUDENT, teacher=str(teacher))
+    run = tmp_path / "run"
+    first = trained(run, data_dir, STUDENT, teacher=str(teacher), train_steps=3)
+    rest = trained(run, data_dir, STUDENT, teacher=str(teacher))
+    assert first + rest == whole
+
+
+def test_a_teacher_must_be_a_run(tmp_path, data_dir):
+    with pytest.raises(UsageError, match="neither a run nor a checkpoint"):
+        trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="t2tp_convert --from_hf"):
+        trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path))
