@@ -73,7 +73,7 @@ class OtherRun:
         return changed
 
     def check_vocabulary(self, vocabulary: Vocabulary | None) -> None:
-        """Checks that the run's tokens have the same texts as those of the data.
+        """Checks that the run has the vocabulary of the data, token by token.
 
         Raises:
           UsageError: a token differs, or a vocabulary is unknown.

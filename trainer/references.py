@@ -138,7 +138,7 @@ class References:
             raise UsageError(f"{path} is damaged: {error}; put a copy back, or {advice}") from error
 
     def _reference(self) -> Estimator:
-        """Returns the estimator whose variables are those of the reference."""
+        """Returns the estimator that has the weights of the reference."""
         spec, path = self._spec, self._spec.config.reference_from
         if not path:
             return self._estimator

@@ -314,15 +314,14 @@ class _ChunkKernel:
         return tf.tanh(logits / soft_cap) * soft_cap if soft_cap else logits
 
     def _chunk(
-        self, x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor, *taught_x: tf.Tensor
+        self, x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor, *taught_xs: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         logits = self._logits(x, self._table, self._bias, self._soft_cap)
         losses = self._softmax.losses(logits, targets)
         loss, label_weights, teacher = losses.loss, weights, self._teacher
         if teacher is not None:
-            taught = self._logits(
-                *taught_x, self._taught_table, self._taught_bias, teacher.soft_cap
-            )
+            (taught_x,) = taught_xs
+            taught = self._logits(taught_x, self._taught_table, self._taught_bias, teacher.soft_cap)
             kl, d_kl = self._softmax.divergence(
                 logits, taught, teacher.temperature, teacher.classes
             )
