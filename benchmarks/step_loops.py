@@ -28,10 +28,10 @@ def step_of(count: int):
     def step(mesh, features):
         variables = [mtf.get_variable(mesh, f"w{i}", mtf.Shape([d])) for i in range(count)]
         x = mtf.reduce_mean(features["x"], reduced_dim=mtf.Dimension("batch", 2))
-        # A gradient of its own for each variable: the loss is their sum of squared distances.
-        updates = [mtf.gradients([mtf.reduce_sum(mtf.square(w - x))], [w])[0] for w in variables]
+        losses = [mtf.reduce_sum(mtf.square(w - x)) for w in variables]
+        updates = mtf.gradients(losses, variables)
         mtf.optimize.SgdOptimizer(0.1).apply_grads(updates, mesh.graph.trainable_variables)
-        return {"loss": mtf.reduce_sum(mtf.square(variables[0] - x))}
+        return {"loss": losses[0]}
 
     return step
 
