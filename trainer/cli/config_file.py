@@ -47,7 +47,7 @@ def set_flags(
         if value is None:
             continue
         effect = name not in given and rows[name].get("effect")
-        if effect and value != "false" and not _is_inside(value, path, name):
+        if effect and value not in ("", "false") and not _is_inside(value, path, name):
             raise ValueError(
                 f"{name}={value} {effect}, and somebody else may have written this file: give the"
                 f" flag --{name} if that is what you want"

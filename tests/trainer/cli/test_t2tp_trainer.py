@@ -6,7 +6,9 @@ import re
 import pytest
 
 from t2tp.checkpoint import all_steps
+from t2tp.toml import read_packaged
 from t2tp.trainer import run_yaml
+from t2tp.trainer.cli.flag_groups import groups
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
 from tests.files import files_in
@@ -179,6 +181,19 @@ def test_a_wrong_file_is_one_sentence(trainer, tmp_path, capfd, text):
     assert CONFIGS[text] in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+# Flags with paths that t2tp only reads, as data.
+READ = {"hparams_set", "config", "data_dir", "checkpoint_path", "warm_start_from"}
+
+
+def test_flags_with_paths_are_read_or_not_taken_from_a_file():
+    """A new flag that writes a file or runs code declares its effect in `flags.toml`."""
+    table = read_packaged("t2tp.trainer.cli", "programs.toml")["t2tp_trainer"]
+    rows = {name: row for group in groups(*table["groups"]) for name, row in group.rows.items()}
+    paths = {name for name, row in rows.items() if row.get("type") in ("path", "address")}
+    named = {name for name in rows if re.search("_(dir|path|file)$", name)}
+    assert {name for name in paths | named if "effect" not in rows[name]} == READ
 
 
 def test_only_a_runs_own_file_names_its_directory(trained, tmp_path, capfd):
