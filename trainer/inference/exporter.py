@@ -55,8 +55,6 @@ class RunExporter:
         """
         problem = spec.problem
         self._problem = problem
-        self._data_dir = spec.data_dir
-        self._hparams = spec.hparams
         self._spec = spec
         self._options = with_eos(options, problem, spec.data_dir)
         longest = context_length(spec.hparams)
@@ -148,7 +146,7 @@ class RunExporter:
             self._options,
             self._problem.reads_inputs,
             self._most,
-            context_length(self._hparams),
+            context_length(self._spec.hparams),
             self._estimator.config.random_seed,
         )
 
@@ -167,7 +165,7 @@ class RunExporter:
             ids = tf.TensorSpec([None, None], tf.int32, name="ids")
             lengths = tf.TensorSpec([None], tf.int32, name="lengths")
             functions = {"tokens": traced(serve_tokens, ids=ids, lengths=lengths)}
-            codec = problem.codec(self._data_dir)
+            codec = problem.codec(self._spec.data_dir)
             if not isinstance(codec, Vocabulary):
                 return functions | {"serving_default": functions["tokens"]}
             if not codec.works_in_graph:
@@ -189,7 +187,7 @@ class RunExporter:
     def _class_features(self) -> dict[str, Feature]:
         """Returns the features of a classifier, of `batch_size` rows."""
         size = self._options.batch_size
-        hparams = self._hparams.copy()
+        hparams = self._spec.hparams.copy()
         hparams.set("batch_size", size)
         hparams.set("batch_size_unit", "sequences_per_batch")
         hparams.set("max_length", self._most)
