@@ -6,7 +6,7 @@ writes into a separate directory, and then renames the complete files. The shard
 which marks the shard as complete, is renamed last.
 
 Beam's runner on this host would wait forever for a worker process that died. So it runs in a
-separate process group (`process_group.py`), which is ended when a worker dies. The pipeline then
+separate process group, which is ended when a worker dies. The pipeline then
 starts again with the missing shards.
 """
 

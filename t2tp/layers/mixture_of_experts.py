@@ -93,7 +93,7 @@ class RoutingConfig:
       gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
       capacity_factor_train: capacity of an expert relative to a balanced load, in training.
       capacity_factor_eval: like `capacity_factor_train`, in evaluation.
-      group_size: max number of tokens per group; see `grouping.grouped_shape`.
+      group_size: max number of tokens per group; see `grouped_shape`.
       top_k: number of experts per token if the gating is `top_k`.
       normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
       gate_scale: factor of the gates of `top_k`.

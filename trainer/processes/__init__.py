@@ -1,10 +1,9 @@
 """The processes of a run: starting them, restarting them, and stopping them together.
 
-`t2tp_launch` starts the processes of this host:
+`t2tp_launch` (`t2tp.trainer.cli.launch`) starts the processes of this host, and starts them again
+after a failure:
 
-- `addresses`: the addresses of all hosts, and the index of this host.
 - `local_processes`: starts this host's processes, copies their output, and ends them.
-- `launcher`: restarts after a failure.
 - `children`: forwards signals to child processes, and ends the children when their parent ends.
 
 Inside each process of a training:
