@@ -32,7 +32,7 @@ OTHER_NAMES = {"Conv1D", "Einsum", "ExponentialMovingAverage", "GpuBackendConfig
 OTHER_NAMES |= {"mtf_bitransformer", "mtf_image_transformer", "mtf_resnet", "mtf_unitransformer"}
 OTHER_NAMES |= {"cifar_4x", "cifar_mp_4x", "save_pretrained", "save_to_disk", "timeout_seconds"}
 OTHER_NAMES |= {"first_n", "length_groups", "manual", "maximum_iterations", "name_position"}
-OTHER_NAMES |= {"name_segmentation", "nohup"}
+OTHER_NAMES |= {"interleaved", "name_segmentation", "nohup"}
 OUTSIDE = re.compile(r"^(?:tf|tfds|tensorflow|np|torch|transformers|optuna|absl)\.|^_|\d$|\.$")
 
 
