@@ -12,7 +12,7 @@ from t2tp.program.program import PlacedFeatures
 from tests.models import small_lm
 
 CHANGES = {
-    **{"optimizer": "muon", "ema_decay": 0.9, "skip_nonfinite_steps": True},
+    **{"optimizer": "muon", "ema_decay": 0.9, "on_nonfinite": "skip"},
     **{"layer_prepostprocess_dropout": 0.1, "attention_dropout": 0.1, "num_hidden_layers": 1},
 }
 STEPS = 16
