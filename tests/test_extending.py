@@ -213,6 +213,7 @@ def test_a_new_optimizer_updates_to_the_same_bits_on_a_mesh(monkeypatch):
     registry.register_optimizer(Halving)
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.optimizer, hparams.learning_rate_schedule = "halving", "constant"
+    hparams.weight_decay_exclude = ""
 
     def step(mesh, given):
         w = mtf.get_variable(mesh, "w", "d_in:32;d_out:32")
