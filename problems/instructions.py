@@ -42,11 +42,12 @@ from t2tp.problems.record_problems import RecordProblem
 from t2tp.problems.sources.records import Records
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.chat_template import (
+    BESIDE,
     TEMPLATE_FILE,
     ChatTemplate,
-    Messages,
+    Conversation,
+    conversation_of,
     has_template,
-    messages_of,
 )
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
@@ -72,7 +73,8 @@ class Instructions(RecordProblem, TextProblem):
     """Instruction data: --problem_options='files=chats.jsonl,vocabulary_from=run/huggingface'.
 
     A record has one of these forms:
-    - `messages`, a list of objects with `role` and `content`;
+    - `messages`, a list of objects with `role` and `content`, and optionally `tools`, `documents`
+      and `chat_template_kwargs`, which the chat template reads;
     - `prompt` and `completion`, two texts;
     - ShareGPT's: `conversations`, a list of objects with `from` and `value`;
     - Alpaca's: `instruction`, `output`, and optionally `input`, which follows the instruction after
@@ -80,7 +82,7 @@ class Instructions(RecordProblem, TextProblem):
       output is the completion.
 
     The chat template in `vocabulary_from` formats conversations. A model learns completions, and
-    messages of the role "assistant", each with its end tokens.
+    messages of the role "assistant", each with its end tokens, except those with `weight` 0.
 
     Options, in addition to the options of `RecordProblem` and `TextProblem`:
         messages, prompt, completion: names of these values in a record.
@@ -164,7 +166,12 @@ class Instructions(RecordProblem, TextProblem):
             record = self._in_our_shape(record)
             adds_end = options.messages not in record  # A chat template writes the ends itself.
             if not adds_end:
-                text, spans = self._conversation(messages_of(record[options.messages]))
+                beside = {name: record[name] for name in BESIDE if name in record}
+                found = record[options.messages]
+                found = found if isinstance(found, dict) else {"messages": found}
+                text, spans = self._conversation(conversation_of({**beside, **found}))
+            elif ignored := next((name for name in BESIDE if record.get(name)), None):
+                raise ValueError(f"{ignored!r} belongs to a conversation, and here is none")
             elif options.prompt in record and options.completion in record:
                 prompt, completion = (
                     text_in(record, name) for name in (options.prompt, options.completion)
@@ -191,38 +198,46 @@ class Instructions(RecordProblem, TextProblem):
         if options.messages in record or options.prompt in record:
             return record
         if "conversations" in record:
-            return {options.messages: sharegpt_messages(record["conversations"])}
+            return {**record, options.messages: sharegpt_messages(record["conversations"])}
         if "instruction" not in record or "output" not in record:
             return record
         parts = [text_in(record, name) for name in ("instruction", "input") if record.get(name)]
         prompt, reply = "\n\n".join(parts), text_in(record, "output")
         if self._template is None:
-            return {options.prompt: f"{prompt}\n\n", options.completion: reply}
+            return {**record, options.prompt: f"{prompt}\n\n", options.completion: reply}
         said = {"user": prompt, LEARNED_ROLE: reply}
-        return {options.messages: [{"role": r, "content": text} for r, text in said.items()]}
+        messages = [{"role": r, "content": text} for r, text in said.items()]
+        return {**record, options.messages: messages}
 
-    def _conversation(self, messages: Messages) -> tuple[str, list[Span]]:
-        """Returns a conversation as text, and the spans of its replies."""
+    def _conversation(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        """Returns a conversation as text, and the spans of its replies that are learned."""
+        messages = conversation.messages
         if self._template is None:
             raise ValueError(
                 f"a conversation needs a chat template, and vocabulary_from="
                 f"{self.options.vocabulary_from} names no directory with one: put the model's"
                 f" {TEMPLATE_FILE} there, or write prompts and completions"
             )
-        for each in messages:
-            text_in(each, "content")
-        whole, spans, reply_end = self._template.render(messages), list[Span](), 0
+        whole, spans, reply_end = self._template.render(conversation), list[Span](), 0
         for number, each in enumerate(messages):
-            if each["role"] != LEARNED_ROLE:
+            if not isinstance(each.get("content"), list) and not each.get("tool_calls"):
+                text_in(each, "content")
+            if each.get("weight") not in (None, 0, 1):
+                raise ValueError(f"'weight' of a message is {each['weight']!r}, and must be 0 or 1")
+            if each["role"] != LEARNED_ROLE or each.get("weight") == 0:
                 continue
-            before = self._template.render(messages[:number], add_generation_prompt=True)
-            after = self._template.render(messages[: number + 1])
+            begun, done = (
+                conversation._replace(messages=messages[:count]) for count in (number, number + 1)
+            )
+            before = self._template.render(begun, add_generation_prompt=True)
+            after = self._template.render(done)
             if not (whole.startswith(before) and whole.startswith(after)) or (
                 not reply_end <= len(before) <= len(after)
             ):
                 raise ValueError(
                     f"the chat template writes message {number + 1} differently when others follow,"
-                    " so its tokens cannot be located: end the conversation there"
+                    " as templates do that drop earlier reasoning, so its tokens cannot be located:"
+                    ' end the conversation there, or give the message "weight": 0'
                 )
             spans.append((len(before), len(after)))
             reply_end = len(after)

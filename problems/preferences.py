@@ -28,7 +28,7 @@ from t2tp.problems.data.fields import FLOAT, Field, TokenField
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import BadSampleError, Sample, StoredExample
 from t2tp.problems.instructions import LEARNED_ROLE, Instructions, sharegpt_messages, text_in
-from t2tp.problems.vocab.chat_template import messages_of
+from t2tp.problems.vocab.chat_template import conversation_of
 
 _REPLIES = ("chosen", "rejected")
 # Features: the reference's log-probabilities of the replies.
@@ -116,9 +116,10 @@ class Preferences(Instructions):
             shared = _shared(*replies)
             prompt = replies[0][:shared].removesuffix(" ")
         else:
-            replies = [messages_of(reply) for reply in replies]
+            replies = [conversation_of(reply).messages for reply in replies]
             if options.prompt in record:
-                return [(messages_of(record[options.prompt]), reply) for reply in replies]
+                prompt = conversation_of(record[options.prompt]).messages
+                return [(prompt, reply) for reply in replies]
             prompt = replies[0][: _shared(*replies)]
         return [(prompt, reply[len(prompt) :]) for reply in replies]
 
@@ -131,8 +132,10 @@ class Preferences(Instructions):
             raise ValueError("prompt and replies must be texts, or all be lists of messages")
         else:
             # The replies of the model in the prompt are read, not learned.
-            count = sum(each["role"] == LEARNED_ROLE for each in reply)
-            text, spans = self._conversation([*prompt, *reply])
+            learned = [each for each in reply if each.get("weight") != 0]
+            count = sum(each["role"] == LEARNED_ROLE for each in learned)
+            whole_record = {**record, "messages": [*prompt, *reply]}
+            text, spans = self._conversation(conversation_of(whole_record))
             spans, adds_end = spans[len(spans) - count :], False
         if not any(begin < end for begin, end in spans):
             raise ValueError(f"a reply has no text of the role {LEARNED_ROLE!r}")

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from t2tp.atomic_file import write_text
 from t2tp.optional_import import optional_import
@@ -35,6 +35,17 @@ _MAX_BYTES, MAX_SECONDS = 1 << 20, 10.0
 
 # A message has a `role`, such as "user" or "assistant", and mostly `content`, a text.
 Messages = Sequence[Mapping[str, Any]]
+
+# What a template may read beside the messages, with the type in a record.
+BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
+
+
+class Conversation(NamedTuple):
+    """A conversation with further variables of the template, such as `tools`."""
+
+    messages: Messages
+    variables: Mapping[str, Any] = {}
+
 
 # Written as text, these conversations have only the beginning in common: what the template writes
 # before any content.
@@ -95,11 +106,13 @@ class ChatTemplate:
         config = {**self._tokens, "chat_template": self._source}
         write_text(directory / _CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self, conversation: Messages | Conversation, *, add_generation_prompt: bool = False
+    ) -> str:
         """Returns a conversation as text.
 
         Args:
-          messages: the messages in order. Each has a `role` and the other entries that the
+          conversation: the messages in order. Each has a `role` and the other entries that the
             template reads.
           add_generation_prompt: whether to write the beginning of the model's reply.
 
@@ -107,14 +120,17 @@ class ChatTemplate:
           ValueError: the template refuses the conversation, fails, or takes too long or too much
             memory.
         """
+        if not isinstance(conversation, Conversation):
+            conversation = Conversation(conversation)
         variables: dict[str, Any] = {"tools": None, "documents": None, **self._tokens}
-        variables["messages"] = [dict(each) for each in messages]
+        variables |= conversation.variables
+        variables["messages"] = [dict(each) for each in conversation.messages]
         variables["add_generation_prompt"] = add_generation_prompt
         with _explained("the chat template does not take this conversation"):
             return self._process.render(variables)
 
     def first_token(
-        self, encode: Callable[[str], Sequence[int]], conversations: Sequence[Messages] = ()
+        self, encode: Callable[[str], Sequence[int]], conversations: Sequence[Conversation] = ()
     ) -> int | None:
         """Returns the first token of all prompts, usually BOS; None if prompts begin differently.
 
@@ -124,7 +140,7 @@ class ChatTemplate:
           ValueError: the template refuses a conversation.
         """
         first = set()
-        for each in conversations or _ANY:
+        for each in conversations or map(Conversation, _ANY):
             try:
                 text = self.render(each, add_generation_prompt=True)
             except ValueError:
@@ -140,11 +156,13 @@ def has_template(directory: Path) -> bool:
     return _read_source(directory) is not None
 
 
-def messages_of(value: Any) -> Messages:
+def conversation_of(value: Any) -> Conversation:
     """Checks a conversation read from JSON: a list of messages, or an object with `messages`.
 
+    The object may also have the entries of `BESIDE`, which become variables of the template.
+
     Raises:
-      ValueError: the value is neither.
+      ValueError: the value is neither, or has parts that are not text.
     """
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
@@ -155,7 +173,17 @@ def messages_of(value: Any) -> Messages:
     for each in messages:
         if not isinstance(each, dict) or not isinstance(each.get("role"), str):
             raise ValueError(f"a message is an object with a role, and this is {json.dumps(each)}")
-    return messages
+        parts = each["content"] if isinstance(each.get("content"), list) else []
+        kinds = [part.get("type") if isinstance(part, dict) else part for part in parts]
+        if other := [kind for kind in kinds if kind != "text"]:
+            raise ValueError(f"a message has a part of type {other[0]!r}, and t2tp reads text")
+    beside = value if isinstance(value, dict) else {}
+    variables = {name: beside[name] for name in BESIDE if beside.get(name) is not None}
+    for name, entry in variables.items():
+        if not isinstance(entry, BESIDE[name]):
+            kind = "a list" if BESIDE[name] is list else "an object"
+            raise ValueError(f"{name!r} is {json.dumps(entry)[:80]}, and must be {kind}")
+    return Conversation(messages, variables | variables.pop("chat_template_kwargs", {}))
 
 
 def _read_source(directory: Path) -> str | None:

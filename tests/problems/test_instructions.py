@@ -250,6 +250,9 @@ def test_the_rows_of_a_batch_have_the_weights_of_their_tokens(tmp_path, tokenize
         ({"messages": []}, "a conversation is a list of messages"),
         ({"conversations": [{"from": "me", "value": "a"}]}, "'from' must be one of human, user"),
         ({"messages": CHAT[:2]}, "there is nothing to learn"),
+        ({"messages": [*CHAT[:2], {**CHAT[2], "weight": 0}]}, "there is nothing to learn"),
+        ({"messages": [*CHAT[:2], {**CHAT[2], "weight": 0.5}]}, "must be 0 or 1"),
+        ({**PAIRS[0], "tools": [{}]}, "'tools' belongs to a conversation"),
         ({"messages": [{"role": "assistant"}]}, "'content' is None, and must be a text"),
     ],
 )
@@ -270,6 +273,40 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path, tokenize
     rewriting = "{{ messages | length }}" + TEMPLATE
     with pytest.raises(ValueError, match=r"data.jsonl, line \d+: .*template writes message 3"):
         prepared(tmp_path, [CHATS[1]] * 20, with_template(tokenizer, rewriting))
+
+
+# Like Qwen3's: only the last reply keeps its reasoning, and tools stand in front.
+REASONING = (
+    "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{{ mode }}"
+    "{% for m in messages %}[{{ m.role }}] "
+    "{% if m.role == 'assistant' and loop.last %}<think>{{ m.reasoning }}</think>{% endif %}"
+    "{% if m.content is string %}{{ m.content }}{% elif m.content %}{{ m.content[0].text }}"
+    "{% endif %}{% for c in m.tool_calls or [] %}{{ c.name }}{% endfor %}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}], "weight": 0}
+
+
+def test_tools_and_weights_and_parts_are_read_as_apply_chat_template_reads_them(
+    tmp_path, tokenizer
+):
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
+    asked = {"role": "user", "content": [{"type": "text", "text": "the fox?"}]}
+    reply = {"role": "assistant", "content": "quick", "reasoning": "so"}
+    record = {"messages": [asked, CALL, {"role": "tool", "content": "3"}, reply]}
+    record |= {"tools": [{"name": "find"}], "chat_template_kwargs": {"mode": "fast"}}
+    problem = prepared(tmp_path, [record] * 20, with_template(tokenizer, REASONING))
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    wanted = theirs.apply_chat_template(
+        record["messages"], tools=record["tools"], mode="fast", tokenize=False
+    )
+    assert wanted.startswith(END + '[{"name": "find"}]fast[user] the fox?')
+    stored = wanted.removeprefix(END), f"<think>so</think>quick{END}"
+    assert learned_texts(problem, tmp_path / "data") == {stored}
+    (other := tmp_path / "other").mkdir()
+    earlier = {"messages": [asked, {**CALL, "weight": 1}, asked, reply]}
+    with pytest.raises(ValueError, match='message 2 differently .* "weight": 0'):
+        prepared(other, [earlier] * 20, tokenizer)
 
 
 def loss(family, batch, **changes):

@@ -16,7 +16,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.decoding.options import should_compile
 from t2tp.object_store.mirror import mirror_of
 from t2tp.problems.generated_images import GeneratedImages
-from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
+from t2tp.problems.vocab.chat_template import ChatTemplate, Conversation
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
@@ -104,7 +104,7 @@ class _Chat:
     """
 
     template: ChatTemplate
-    conversations: list[Messages]
+    conversations: list[Conversation]
 
 
 def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Chat | None:
@@ -186,7 +186,7 @@ class _Decoding:
         return replace(spec, hparams=hparams)
 
     def _replies(
-        self, chat: _Chat, conversations: Sequence[Messages], path: str = ""
+        self, chat: _Chat, conversations: Sequence[Conversation], path: str = ""
     ) -> Iterator[Result]:
         tokens = prompts(chat.template, conversations, self._codec, path)
         yield from self._decoder.replies(without_first(tokens, self._first_token), path)
@@ -272,7 +272,7 @@ class _Decoding:
                 [(_, decoded)] = (
                     self._decoder.texts([line])
                     if self._chat is None
-                    else self._replies(self._chat, [asked])
+                    else self._replies(self._chat, [Conversation(asked)])
                 )
                 if isinstance(decoded, ValueError):
                     raise decoded

@@ -5,7 +5,12 @@ from typing import Any
 
 from t2tp.problems.codec import Codec
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.vocab.chat_template import ChatTemplate, Messages, has_template, messages_of
+from t2tp.problems.vocab.chat_template import (
+    ChatTemplate,
+    Conversation,
+    conversation_of,
+    has_template,
+)
 from t2tp.trainer.inference.run_decoder import encode_prompt, naming_line
 from t2tp.trainer.run_dir import huggingface_files
 from t2tp.typed_files import parse_json
@@ -27,7 +32,7 @@ def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> C
 
 
 def prompts(
-    template: ChatTemplate, conversations: Iterable[Messages], codec: Codec, path: str = ""
+    template: ChatTemplate, conversations: Iterable[Conversation], codec: Codec, path: str = ""
 ) -> list[list[int]]:
     """Returns the tokens of each conversation, followed by the beginning of a reply.
 
@@ -46,7 +51,7 @@ def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int
     return [list(each[1:] if each and each[0] == token else each) for each in prompts]
 
 
-def parse(lines: Iterable[str], path: str) -> list[Messages]:
+def parse(lines: Iterable[str], path: str) -> list[Conversation]:
     """Reads each line's conversation: a JSON list of messages, or an object with such a list.
 
     Raises:
@@ -55,5 +60,5 @@ def parse(lines: Iterable[str], path: str) -> list[Messages]:
     found = []
     for number, line in enumerate(lines, start=1):
         with naming_line(path, number):
-            found.append(messages_of(parse_json(line, "the line", Any)))
+            found.append(conversation_of(parse_json(line, "the line", Any)))
     return found

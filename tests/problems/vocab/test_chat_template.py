@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from t2tp.problems.vocab import template_program
-from t2tp.problems.vocab.chat_template import ChatTemplate, has_template, messages_of
+from t2tp.problems.vocab.chat_template import ChatTemplate, conversation_of, has_template
 
 pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
 
@@ -174,7 +174,11 @@ def test_what_is_wrong_is_said_in_words(tmp_path):
         template_of(tmp_path, RICH).render([{"role": "tool", "content": ""}])
     for wrong in ({}, [], "Hello", {"messages": "Hello"}):
         with pytest.raises(ValueError, match="a conversation is a list of messages"):
-            messages_of(wrong)
+            conversation_of(wrong)
     with pytest.raises(ValueError, match='a message is an object with a role.*{"text": "Hello"}'):
-        messages_of([{"text": "Hello"}])
-    assert messages_of({"messages": MESSAGES}) == messages_of(MESSAGES) == MESSAGES
+        conversation_of([{"text": "Hello"}])
+    assert conversation_of({"messages": MESSAGES}) == conversation_of(MESSAGES)
+    with pytest.raises(ValueError, match="'tools' is \"f\", and must be a list"):
+        conversation_of({"messages": MESSAGES, "tools": "f"})
+    with pytest.raises(ValueError, match="a part of type 'image'"):
+        conversation_of([{"role": "user", "content": [{"type": "image"}]}])
