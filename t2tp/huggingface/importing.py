@@ -17,6 +17,9 @@ from t2tp.processes.cluster import ALONE, Cluster
 
 Progress = Callable[[int], object]
 
+# Metadata key: the Hugging Face model that a checkpoint was imported from.
+SOURCE = "source"
+
 
 @dataclass(frozen=True)
 class _Box:
@@ -43,11 +46,13 @@ def import_tensors(
     dtype: str = "",
     progress: Progress = lambda count: None,
     cluster: Cluster = ALONE,
+    origin: str = "",
 ) -> Path:
     """Writes the checkpoint of step 0 in `directory`, and returns the checkpoint's directory.
 
     The dtype "" keeps each tensor's dtype. `progress` is called with the number of values read
-    since the last call. Each process of `cluster` writes its share of the slices.
+    since the last call. Each process of `cluster` writes its share of the slices. `origin` is the
+    model's name on the Hub; by default the path of `source` is recorded as the origin.
 
     Raises:
       ConversionError: the dtype of a tensor is not supported.
@@ -57,6 +62,7 @@ def import_tensors(
     metadata = {
         DIMENSIONS: {each.name: list(each.dims) for each in variables},
         TRAINABLE: [each.name for each in variables],
+        SOURCE: origin or str(source.path),
     }
     plan = _plan(variables)
     return checkpoint.save_in_parts(

@@ -107,6 +107,7 @@ def test_adapters_written_for_peft_are_those_that_were_trained(name, tmp_path):
         "adapter_model.safetensors",
     }
     config = json.loads((out / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(their_models.directory(name))
     model = plain_model(name)
     tensors = {k: v.opened() for k, v in read_header(out / "adapter_model.safetensors").items()}
     modules = {key.rsplit(".", 2)[0] for key in tensors}

@@ -26,7 +26,7 @@ from t2tp.huggingface import exporting
 from t2tp.huggingface.adapters import MergedCheckpoint, export_adapters
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.hub import local_directory
-from t2tp.huggingface.importing import import_tensors
+from t2tp.huggingface.importing import SOURCE, import_tensors
 from t2tp.huggingface.known_types import MODEL_TYPES, find_types
 from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory
 from t2tp.huggingface.model_type import ModelType
@@ -96,7 +96,8 @@ def _to_run(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     with _made(output_dir, cluster) as partial:
         with _progress(found, "reading", cluster) as progress:
             directory = checkpoint_directory(str(partial))
-            import_tensors(source, found, directory, flags.dtype or "", progress, cluster)
+            origin = "" if os.path.isdir(flags.from_hf) else flags.from_hf
+            import_tensors(source, found, directory, flags.dtype or "", progress, cluster, origin)
         if cluster.is_main_process:
             huggingface_files.copy_files(source.path, huggingface_files.directory_in(partial))
             run_files.write(str(partial), hparams, settings)
@@ -129,7 +130,8 @@ def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     with _made(to_hf, cluster) as partial:
         if adapters is not None and not flags.merge_lora:
             if cluster.is_main_process:
-                export_adapters(tuned, found, adapters, config, partial, dtype)
+                origin = {"_name_or_path": saved.metadata.get(SOURCE)}
+                export_adapters(tuned, found, adapters, config | origin, partial, dtype)
             return to_hf
         with _progress(found, "writing", cluster) as progress:
             exporting.export_tensors(saved, found, partial, dtype, progress, most_bytes, cluster)
