@@ -42,7 +42,7 @@ from t2tp.problems.record_problems import RecordProblem
 from t2tp.problems.sources.records import Records
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.chat_template import (
-    BESIDE,
+    EXTRA_VARIABLES,
     TEMPLATE_FILE,
     ChatTemplate,
     Conversation,
@@ -166,11 +166,11 @@ class Instructions(RecordProblem, TextProblem):
             record = self._in_our_shape(record)
             adds_end = options.messages not in record  # A chat template writes the ends itself.
             if not adds_end:
-                beside = {name: record[name] for name in BESIDE if name in record}
+                extra = {name: record[name] for name in EXTRA_VARIABLES if name in record}
                 found = record[options.messages]
                 found = found if isinstance(found, dict) else {"messages": found}
-                text, spans = self._conversation(conversation_of({**beside, **found}))
-            elif ignored := next((name for name in BESIDE if record.get(name)), None):
+                text, spans = self._conversation(conversation_of({**extra, **found}))
+            elif ignored := next((name for name in EXTRA_VARIABLES if record.get(name)), None):
                 raise ValueError(f"{ignored!r} belongs to a conversation, and here is none")
             elif options.prompt in record and options.completion in record:
                 prompt, completion = (

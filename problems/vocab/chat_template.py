@@ -36,8 +36,8 @@ _MAX_BYTES, MAX_SECONDS = 1 << 20, 10.0
 # A message has a `role`, such as "user" or "assistant", and mostly `content`, a text.
 Messages = Sequence[Mapping[str, Any]]
 
-# What a template may read beside the messages, with the type in a record.
-BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
+# Entries of a record that a template may read, in addition to the messages, and their types.
+EXTRA_VARIABLES = {"tools": list, "documents": list, "chat_template_kwargs": dict}
 
 
 class Conversation(NamedTuple):
@@ -159,7 +159,7 @@ def has_template(directory: Path) -> bool:
 def conversation_of(value: Any) -> Conversation:
     """Checks a conversation read from JSON: a list of messages, or an object with `messages`.
 
-    The object may also have the entries of `BESIDE`, which become variables of the template.
+    The entries `EXTRA_VARIABLES` of the object become variables of the template.
 
     Raises:
       ValueError: the value is neither, or has parts that are not text.
@@ -177,11 +177,11 @@ def conversation_of(value: Any) -> Conversation:
         kinds = [part.get("type") if isinstance(part, dict) else part for part in parts]
         if other := [kind for kind in kinds if kind != "text"]:
             raise ValueError(f"a message has a part of type {other[0]!r}, and t2tp reads text")
-    beside = value if isinstance(value, dict) else {}
-    variables = {name: beside[name] for name in BESIDE if beside.get(name) is not None}
+    extra = value if isinstance(value, dict) else {}
+    variables = {name: extra[name] for name in EXTRA_VARIABLES if extra.get(name) is not None}
     for name, entry in variables.items():
-        if not isinstance(entry, BESIDE[name]):
-            kind = "a list" if BESIDE[name] is list else "an object"
+        if not isinstance(entry, EXTRA_VARIABLES[name]):
+            kind = "a list" if EXTRA_VARIABLES[name] is list else "an object"
             raise ValueError(f"{name!r} is {json.dumps(entry)[:80]}, and must be {kind}")
     return Conversation(messages, variables | variables.pop("chat_template_kwargs", {}))
 

@@ -130,6 +130,7 @@ _METADATA: Schema = {
     AVERAGED: list[int],
     BATCH_SIZES: list[tuple[int, int]],
     "random_seed": int,
+    "source": str,  # See `t2tp.huggingface.importing`.
 }
 
 # TensorFlow's errors about data files that contradict the index.
