@@ -118,8 +118,8 @@ class Preferences(Instructions):
         else:
             replies = [conversation_of(reply).messages for reply in replies]
             if options.prompt in record:
-                prompt = conversation_of(record[options.prompt]).messages
-                return [(prompt, reply) for reply in replies]
+                asked = conversation_of(record[options.prompt]).messages
+                return [(asked, reply) for reply in replies]
             prompt = replies[0][: _shared(*replies)]
         return [(prompt, reply[len(prompt) :]) for reply in replies]
 

@@ -120,9 +120,9 @@ class ModelType:
             if not completed.get(name):
                 completed.set(name, value)
         if completed.values().get("vocab_size") == 0:
-            dims = {e.ours: e.our_dims.split() for e in self.tensors(completed)}
-            table = next((e for e in dims if dims[e][0] == "vocab" and e in shapes), None)
-            completed.vocab_size = shapes[table][0] if table else 0
+            tables = [e.ours for e in self.tensors(completed) if e.our_dims.startswith("vocab ")]
+            sizes = [shapes[name][0] for name in tables if isinstance(name, str) and name in shapes]
+            completed.vocab_size = max(sizes, default=0)
         return completed
 
     def config(self, hparams: HParams) -> dict[str, Any]:
