@@ -114,7 +114,7 @@ def declared(variable: upstream.Variable) -> VariableDeclaration:
 def is_balance(variable: upstream.Variable) -> bool:
     """Whether a variable balances experts.
 
-    Its "gradient" is each expert's load minus the mean load. The variable is left out of the
+    Its "gradient" is each expert's number of tokens. The variable is left out of the
     gradient norm and of clipping, the optimizer does not update it, and it has no average.
     """
     role = declared(variable).role

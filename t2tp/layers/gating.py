@@ -167,15 +167,21 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
     return mtf.reshape(members + (mtf.add_n(of_token) - 1.0) * _BELOW_ALL, scores.shape)
 
 
-def imbalance(router: Router, choices: Sequence[TokenChoice]) -> mtf.Tensor:
-    """Returns zeros [rows], whose gradient w.r.t. `balance` is each expert's load minus the mean.
+def counted_load(router: Router, choices: Sequence[TokenChoice]) -> mtf.Tensor:
+    """Returns zeros [rows], whose gradient w.r.t. `balance` is each expert's number of tokens.
 
-    The update of `balance` subtracts this gradient's sign times a rate (arXiv:2408.15664, algorithm
-    1).
+    The scale of the loss does not change this gradient, so that the counts stay integers, which
+    float32 sums exactly up to 2**24. The update of `balance` compares them with their mean, and
+    every layout takes the same decision (arXiv:2408.15664, algorithm 1).
     """
-    load = mtf.add_n([choice.chosen for choice in choices])
-    load -= mtf.reduce_mean(load, reduced_dim=router.experts)
-    total = router.row_sums(mtf.stop_gradient(load) * router.balance)
+    load = mtf.stop_gradient(mtf.add_n([choice.chosen for choice in choices]))
+    total = mtf.slicewise(
+        tf.identity,
+        [router.row_sums(load * router.balance)],
+        splittable_dims=router.token_mask.shape.dims,
+        grad_function=lambda op, grad: [mtf.sign(grad)],
+        name="unscaled",
+    )
     return total - mtf.stop_gradient(total)
 
 

@@ -19,8 +19,8 @@ from t2tp.layers.gating import (
     Router,
     TokenChoice,
     assigned,
+    counted_load,
     expert_choices,
-    imbalance,
     token_choices,
 )
 from t2tp.ops.gather import checked_gather
@@ -315,10 +315,10 @@ class MixtureOfExperts:
         )
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
-            # `imbalance` is 0, but its gradient w.r.t. `balance` is the experts' load minus the
-            # mean. It becomes a gradient of the loss, because `transformer_losses` adds
+            # `counted_load` is 0, but its gradient w.r.t. `balance` is the experts' load. It
+            # becomes a gradient of the loss, because `transformer_losses` adds
             # `num_choices - stop_gradient(num_choices)` to the loss.
-            num_choices += imbalance(router, choices)
+            num_choices += counted_load(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)
             return y, load_balance, num_choices, mtf.zeros_like(num_choices)

@@ -78,7 +78,7 @@ def with_experts(
                 terms[f"{prefix}{name}"] = LossTerm(share, tokens)
         if hparams.moe_balance_rate:
             # The term is 0. Its gradient is 0 too, except w.r.t. the routers' `balance`; see
-            # `gating.imbalance`.
+            # `gating.counted_load`.
             excess = each.choices - mtf.stop_gradient(each.choices)
             terms[f"{prefix}balance"] = LossTerm(mtf.reduce_sum(excess), tokens)
     sums = {

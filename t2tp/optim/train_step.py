@@ -161,14 +161,12 @@ def _apply(
 def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Operation:
     """Moves an expert's balance by `rate` against the sign of its excess load (arXiv:2408.15664).
 
-    `load` is the excess load: the expert's number of tokens minus the mean number. As only its sign
-    is used, it may be scaled by any positive factor.
+    `load` is each expert's number of tokens. It is compared with the mean in integers: rounding
+    errors of a mean, which depend on the layout, would decide the sign of an excess of 0.
     """
-    zero = mtf.zeros_like(load)
-    above, below = (
-        mtf.cast(c, tf.float32) for c in (mtf.greater(load, zero), mtf.less(load, zero))
-    )
-    return mtf.assign_add(variable, rate * (below - above))
+    load = mtf.cast(load, tf.int64)
+    excess = load * variable.shape.size - mtf.reduce_sum(load)
+    return mtf.assign_sub(variable, rate * mtf.cast(mtf.sign(excess), tf.float32))
 
 
 def _loss_scale(mesh: Mesh, hparams: HParams) -> LossScale | None:

@@ -10,7 +10,8 @@ import t2tp
 import t2tp.hparams
 from t2tp import mtf, registry
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
-from t2tp.optim import apply_gradients
+from t2tp.optim import train_step
+from t2tp.optim.loss import LossOutput, LossTerm
 from tests.cases import in_turn
 from tests.layers.running import run
 
@@ -186,26 +187,38 @@ def test_gates_reach_the_router():
         assert np.abs(gradient).max() > 1e-3
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]])
-def test_the_balance_moves_against_the_load(layout):
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS[0], ("data:4", "batch:data"), ("data:2;model:2", "batch:data;length:model")]
+)
+@pytest.mark.parametrize("excess", [0, 1])
+def test_the_balance_moves_against_the_load_and_stays_at_an_equal_load(
+    excess, layout, microbatches
+):
+    """96 tokens make 1 / 96 of each token's loss, which has no exact float."""
     hparams = registry.hparams("transformer_moe_tiny")
-    hparams.moe_balance_rate = 0.5
-    routing = RoutingConfig(EXPERTS, "top_k", is_balanced=True, dispatch="dropless")
+    hparams.moe_balance_rate, hparams.microbatches = 0.5, microbatches
+    hparams.activation_dtype = "float16"  # The loss is scaled.
+    routing = RoutingConfig(D_MODEL, "top_1", is_balanced=True, dispatch="dropless")
+    expert = np.arange(96) % D_MODEL
+    expert[:excess] = 5  # Instead of 0.
 
-    def build(x, token_mask):
-        y, sums = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
-        (balance,) = [v for v in x.graph.trainable_variables if v.name == "balance"]
-        (load,) = mtf.gradients([sums.choices], [balance.value])
-        apply_gradients(mtf.reduce_sum(y) + mtf.reduce_sum(sums.choices), x.mesh, hparams, 10)
-        return {"load": load}
+    def build(x):
+        def loss(part):
+            y, sums = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(part["x"], True)
+            total = mtf.reduce_sum(y) + mtf.reduce_sum(sums.choices)
+            return LossOutput({"all": LossTerm(total, mtf.reduce_sum(mtf.abs(part["x"])))})
 
-    ran = run(build, inputs(), *layout)
-    tokens = ran["load"] + BATCH * LENGTH * routing.choices / EXPERTS
-    assert tokens.sum() == BATCH * LENGTH * routing.choices
-    assert (tokens == tokens.round()).all()
-    assert tokens.min() >= 0
-    assert np.ptp(tokens) > 0
-    np.testing.assert_array_equal(ran.variables["balance"], -0.5 * np.sign(ran["load"]))
+        return {"loss": train_step(loss, {"x": x}, x.mesh, hparams, 10).loss}
+
+    ran = run(
+        build,
+        {"x": (f"batch:12;length:8;d_model:{D_MODEL}", np.eye(D_MODEL)[expert].reshape(12, 8, -1))},
+        *layout,
+        lambda name, value: np.eye(D_MODEL) if name == "router" else value,
+    )
+    load = np.bincount(expert, minlength=D_MODEL)
+    np.testing.assert_array_equal(ran.variables["balance"], -0.5 * np.sign(load - 12))
 
 
 def test_decoding_turns_nobody_away():
