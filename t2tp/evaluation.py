@@ -94,7 +94,27 @@ class HarnessModel(TemplateLM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         before, after = super()._encode_pair(context, continuation)
-        return self._begun(before), after
+        # If a token spans the border, nothing may be left of the continuation, which would score 0.
+        return self._begun(before), after or self.tok_encode(continuation, add_special_tokens=False)
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Returns the log-likelihood of each continuation, and whether greedy decoding makes it.
+
+        Raises:
+          ValueError: a continuation has no tokens.
+        """
+        for each in requests:
+            if self.tok_encode(each.args[1], add_special_tokens=False) in (
+                [],
+                [self._prefix_token],
+            ):
+                raise ValueError(
+                    f"document {each.doc_id} of task {each.task_name}: the choice {each.args[1]!r}"
+                    " has no token to score"
+                )
+        return super().loglikelihood(requests, disable_tqdm)
 
     def _begun(self, tokens: list[int]) -> list[int]:
         """Prepends `prefix_token`, unless it is there or the tokenizer adds special tokens."""

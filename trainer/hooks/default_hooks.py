@@ -101,7 +101,8 @@ def default_hooks(
         hooks += [RunInfoHook(summaries, program, values, utilization), progress, report, heartbeat]
         if config.profile_steps:
             hooks.append(ProfileHook(profile_range(config.profile_steps), config.output_dir))
-    hooks.append(NonfiniteHook(values.get("on_nonfinite") != "ignore", log, first_step))
+    stops = values.get("on_nonfinite", "stop") == "stop"
+    hooks.append(NonfiniteHook(stops, log, first_step))
     if config.check_replicas_every:
         microbatches = int(values.get("microbatches", 1))
         same_rows = {

@@ -54,7 +54,8 @@ class NonfiniteHook(Hook):
         """Sets the reaction to a non-finite step.
 
         Args:
-          stops: whether to raise an error at a non-finite step that the graph does not skip.
+          stops: whether to raise an error at a non-finite step. With loss scaling, gradients may
+            overflow while the scale can still be lowered; see `_is_finite`.
           log: records each step that the graph has skipped.
           first_step: steps done before this training.
         """
@@ -94,7 +95,7 @@ class NonfiniteHook(Hook):
             norm = float(outputs["scalars/gradient_norm"])
         if "scalars/skipped_steps" in outputs:
             self._report_skipped(step, float(outputs["scalars/skipped_steps"]), loss, norm)
-        elif self._stops and not _is_finite(loss, norm, outputs):
+        if self._stops and not _is_finite(loss, norm, outputs):
             raise NonfiniteStepError(step, loss, norm)
 
     def _report_skipped(self, step: int, skipped: float, loss: float, norm: float | None) -> None:
@@ -112,7 +113,7 @@ def _shown(loss: float, norm: float | None) -> str:
 
 
 def _is_finite(loss: float, norm: float | None, outputs: Mapping[str, np.ndarray]) -> bool:
-    # With loss scaling, overflowing gradients are expected, and only lower the loss scale.
-    if norm is None or "scalars/loss_scale" in outputs:
+    """Whether a step is finite, apart from gradients that a smaller loss scale may repair."""
+    if norm is None or float(outputs.get("scalars/loss_scale", 1.0)) > 1.0:
         return math.isfinite(loss)
     return math.isfinite(loss) and math.isfinite(norm)

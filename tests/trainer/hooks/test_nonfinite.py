@@ -1,5 +1,6 @@
 """A non-finite step ends the training, and its results are not saved."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint
-from t2tp.trainer.hooks.nonfinite import TrainingDivergedError
+from t2tp.trainer.hooks.hook import Training
+from t2tp.trainer.hooks.json_log import JsonLog
+from t2tp.trainer.hooks.nonfinite import NonfiniteHook, NonfiniteStepError, TrainingDivergedError
 from t2tp.trainer.run_config import RunConfig
 from tests.checkpoint.samples import values_in
 from tests.trainer import toy
@@ -92,6 +95,33 @@ def test_the_trainer_names_the_first_bad_tensor(trainer, tmp_path, capfd):
     said = capfd.readouterr().err
     assert "t2tp_trainer: step 2 is not finite: loss 6.2" in said
     assert "gradient norm nan. The first tensor that is not finite is the gradient " in said
+    assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "scale", "stops"),
+    [
+        (1.0, math.inf, 2.0, False),  # A smaller scale may repair the gradients ...
+        (1.0, math.inf, 1.0, True),  # ... but there is none,
+        (math.nan, math.inf, 2.0**15, True),  # ... or it does not change the loss.
+        (math.nan, 1.0, None, True),  # skip_step_sigma skips spikes only.
+    ],
+)
+def test_it_stops_where_skipping_and_scaling_cannot_help(loss, norm, scale, stops):
+    shown = {"loss": loss, "scalars/gradient_norm": norm, "scalars/skipped_steps": 1.0}
+    shown |= {} if scale is None else {"scalars/loss_scale": scale}
+    hook, training = NonfiniteHook(True, JsonLog(), 0), Training(0, 5)
+    hook.begin(training)
+    training.steps_done = 1
+    hook.after_step(training, shown)
+    with pytest.raises(NonfiniteStepError) if stops else contextlib.nullcontext():
+        training.confirm()
+
+
+def test_a_loss_of_float16_that_is_not_finite_stops_the_trainer(trainer, tmp_path, capfd):
+    changes = "learning_rate_constant=1e38,activation_dtype=float16"
+    assert trainer(schedule="train", hparams=changes) == 2
+    assert "step 2 is not finite: loss nan" in capfd.readouterr().err
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [1]
 
 

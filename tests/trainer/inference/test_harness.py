@@ -1,12 +1,14 @@
 """Runs on tasks of lm-evaluation-harness, compared with its own `--model hf` on the same model."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from harness_tasks import NAMES, write_tasks
 
+from t2tp.decoding.scoring import Score
 from t2tp.trainer.cli.programs import t2tp_convert, t2tp_eval, t2tp_launch
 from tests.huggingface import tiny_files
 from tests.trainer.command import call
@@ -66,6 +68,42 @@ def expected(request, model) -> tuple[bool, dict[str, list]]:
         bootstrap_iters=0,
     )
     return request.param, results["samples"]
+
+
+class _Words:
+    """A codec whose tokens are words with the space before them."""
+
+    end_of_document = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [1 + sum(map(ord, word)) for word in re.findall(r" ?\w+|\W", text)]
+
+
+def test_a_text_split_anywhere_has_tokens_to_score():
+    from lm_eval.api.instance import Instance
+
+    from t2tp.evaluation import HarnessModel
+
+    def score(rows):
+        seen.extend(row.targets[row.start :] for row in rows)
+        return [Score(-1.0, False)] * len(rows)
+
+    seen, text, words = [], "the quick  brown fox", _Words()
+    model = HarnessModel(score, None, words, max_length=64, prefix_token=0)
+    splits = [(text[:n], text[n:]) for n in range(len(text))]
+
+    def asked(pairs):
+        return [Instance("loglikelihood", {}, pair, 0, ("task", 7, 1)) for pair in pairs]
+
+    model.loglikelihood(asked(splits))
+    for (context, rest), scored in zip(splits, seen, strict=True):
+        kept = len(context.rstrip())
+        theirs = words.encode(text)[len(words.encode(text[:kept])) :]  # As `--model hf` has it.
+        assert scored == (theirs or words.encode(rest))
+        assert scored
+    for context in ("", "the"):
+        with pytest.raises(ValueError, match="document 7 of task task: the choice '' has no token"):
+            model.loglikelihood(asked([(context, "")]))
 
 
 def _answers(rows: list[dict]) -> list:
