@@ -70,8 +70,7 @@ docs: $(STAMP) package
 
 # Copies the packages into their installed places, for tools that read them without importing them.
 package:
-	rm -rf build/package && mkdir -p build/package && cp -r t2tp build/package/
-	cp -r hparams problems trainer build/package/t2tp/
+	rm -rf build/package && mkdir -p build/package && cp -rL t2tp build/package/
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

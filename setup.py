@@ -1,20 +1,13 @@
-"""Installs t2tp: the directories `hparams`, `problems` and `trainer` become packages of `t2tp`."""
+"""Installs t2tp, with the packages that `t2tp/` has as links: `hparams`, `problems`, `trainer`."""
 
 from setuptools import find_packages, setup
 
-# Top-level directories of the repository, where users look for them first.
-PROVIDED = ("hparams", "problems", "trainer")
-
 setup(
-    packages=[
-        *find_packages(include=["t2tp", "t2tp.*"]),
-        *(
-            f"t2tp.{package}"
-            for name in PROVIDED
-            for package in find_packages(include=[name, f"{name}.*"])
-        ),
-    ],
-    package_dir={"t2tp": "t2tp", **{f"t2tp.{name}": name for name in PROVIDED}},
+    packages=find_packages(include=["t2tp", "t2tp.*"]),
+    # With a directory for all packages, an editable installation adds it to `sys.path`. Otherwise
+    # it adds an import hook, which Python asks only after the directory of the user's script: next
+    # to a clone named t2tp, `import t2tp` would find this clone and no package in it.
+    package_dir={"": "."},
     package_data={
         "t2tp": ["py.typed"],
         "t2tp.hparams": ["*.toml"],

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def checkout(tmp_path_factory) -> Path:
         shutil.copy(REPOSITORY / name, root)
     for directory in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / directory, root / directory, ignore=ignored)
+        shutil.copytree(REPOSITORY / directory, root / directory, symlinks=True, ignore=ignored)
     return root
 
 
@@ -73,6 +74,25 @@ def test_the_sdist_holds_what_the_wheel_is_built_from(sdist):
         files = {"/".join(name.split("/")[1:]) for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "t2tp/py.typed"} <= files
     assert not {name for name in files if name.startswith(("tests/", "benchmarks/", "docs/"))}
+
+
+@pytest.mark.slow
+def test_python_next_to_the_clone_imports_the_package(checkout, tmp_path):
+    clone = shutil.copytree(checkout, tmp_path / "t2tp", symlinks=True)
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    shared = [path for path in sys.path if path.endswith("-packages")]
+    (site / "shared.pth").write_text("\n".join(shared))
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "--disable-pip-version-check"]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--editable"]
+    subprocess.run([*pip, "install", *options, str(clone)], check=True)
+    code = "import t2tp, t2tp.trainer.cli.programs as x; print(x.__file__, t2tp.Layout.__module__)"
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    assert done.stdout.decode().split() == [
+        f"{clone}/t2tp/trainer/cli/programs.py",
+        "t2tp.mesh.layout",
+    ]
 
 
 @pytest.mark.slow
