@@ -12,9 +12,11 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from t2tp.argument_types import checked
 from t2tp.processes import process_spec
 from t2tp.processes.coordination import JOB, CoordinationClient, one_line
-from t2tp.processes.rendezvous import rendezvous
+from t2tp.processes.messages import Channel
+from t2tp.processes.rendezvous import ending_together, rendezvous
 
 T = TypeVar("T")
 
@@ -136,6 +138,7 @@ class Cluster:
 ALONE = Cluster(("",))
 
 
+@checked
 def connect(
     num_processors: int,
     devices: Sequence[str] | None = None,
@@ -165,6 +168,8 @@ def connect(
         other; or this process joined others in an earlier call and now connects alone.
       MissingProcessError: other processes have not joined in time.
     """
+    if num_processors < 1:
+        raise ValueError(f"connect: num_processors is {num_processors}, and must be at least 1")
     spec = process_spec.find_process_spec(num_processes, process_id, coordinator)
     if spec is not None:
         if devices is not None:
@@ -208,8 +213,12 @@ def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float
     _check_share(each)
     if _joined is None:
         kind = _local_devices(each)
-        addresses = rendezvous(spec, f"a mesh of {num_processors} processors, on {kind}s")
-        _joined = (kind, each, CoordinationClient(spec.process_id, addresses, nccl=kind == "GPU"))
+        kept: list[Channel] = []
+        brings = f"a mesh of {num_processors} processors, on {kind}s"
+        addresses = rendezvous(spec, brings, kept=kept)
+        with ending_together(kept):
+            client = CoordinationClient(spec.process_id, addresses, nccl=kind == "GPU")
+        _joined = (kind, each, client)
     kind, max_devices, coordination = _joined
     if each > max_devices:
         raise ValueError(

@@ -12,14 +12,20 @@ The tables are found as the dynamic linker finds them (man 5 elf, man 3 dl_itera
 
 import contextlib
 import ctypes
+import fcntl
 import mmap
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from t2tp.processes.process_spec import LOST_EXIT_CODE
+from t2tp.processes.signals import sigint_ends
+
 libc = ctypes.CDLL(None, use_errno=True)
+_F_SETSIG = 10  # fcntl.h; Python's fcntl lacks it.
 
 _PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_JMPREL = 2, 5, 6, 10, 23
@@ -90,6 +96,35 @@ def sigterm_left_alone() -> Iterator[None]:
 
     with replaced("signal", set_handler):
         yield
+
+
+@contextlib.contextmanager
+def exit_if_broken(descriptors: Sequence[int]) -> Iterator[None]:
+    """Exits with `LOST_EXIT_CODE` if another process closes a connection inside the context.
+
+    This also works while TensorFlow's start keeps all Python threads waiting: the kernel sends
+    SIGQUIT, and its handler is libc's `_exit`, whose argument, the signal's number, is the code.
+    The other side of a connection must send nothing. SIGINT ends the process at once, too.
+    """
+    assert signal.SIGQUIT == LOST_EXIT_CODE
+    libc.signal.restype = ctypes.c_void_p
+    previous = libc.signal(signal.SIGQUIT, ctypes.cast(libc._exit, ctypes.c_void_p))
+    for descriptor in descriptors:
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGQUIT)
+    _set_async(descriptors, os.O_ASYNC)
+    try:
+        with sigint_ends():
+            yield
+    finally:
+        _set_async(descriptors, 0)
+        libc.signal(signal.SIGQUIT, ctypes.c_void_p(previous))
+
+
+def _set_async(descriptors: Sequence[int], flag: int) -> None:
+    for descriptor in descriptors:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_ASYNC
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
 
 
 def _table_entries(name: bytes) -> list[int]:

@@ -107,6 +107,10 @@ class Channel:
         except OSError:
             return False
 
+    def fileno(self) -> int:
+        """Returns the connection's file descriptor."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Closes the connection."""
         self._connection.close()

@@ -17,8 +17,10 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from t2tp.processes.libc_calls import exit_if_broken
 from t2tp.processes.loopback import is_loopback
 from t2tp.processes.messages import SECRET_VARIABLE, Channel, WrongSecretError, run_secret
 from t2tp.processes.process_spec import ProcessSpec, split_address
@@ -27,6 +29,8 @@ RENDEZVOUS_SECONDS = 300.0
 
 _RETRY_SECONDS = 0.2
 _MESSAGE_SECONDS = 10.0  # Time limit for a whole message, once connected.
+# Open until this process ends: if it ends early, the others may still be waiting for it.
+_kept: list[Channel] = []
 # After an error, process 0 waits this time for more processes, so that they receive the error too.
 _LATE_SECONDS = 3.0
 
@@ -35,7 +39,12 @@ class MissingProcessError(RuntimeError):
     """Processes of the run have not joined in time, or are lost."""
 
 
-def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECONDS) -> list[str]:
+def rendezvous(
+    spec: ProcessSpec,
+    brings: str,
+    seconds: float = RENDEZVOUS_SECONDS,
+    kept: list[Channel] | None = None,
+) -> list[str]:
     """Waits for all processes of the run and returns their addresses.
 
     Args:
@@ -43,6 +52,7 @@ def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECON
       brings: a description of the settings that must be equal in all processes, such as `a mesh of
         8 processors`.
       seconds: how long to wait for the other processes.
+      kept: receives the open connections, for `ending_together`; None: they are closed.
 
     Returns:
       The address `host:port` of each process, in order.
@@ -59,8 +69,22 @@ def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECON
             " `openssl rand -hex 16` prints."
         )
     if spec.process_id == 0:
-        return _serve(spec, brings, seconds)
-    return _register(spec, brings, seconds)
+        return _serve(spec, brings, seconds, kept)
+    return _register(spec, brings, seconds, kept)
+
+
+@contextlib.contextmanager
+def ending_together(kept: Sequence[Channel]) -> Iterator[None]:
+    """Ends this process if another one ends inside the context, in which TensorFlow starts.
+
+    TensorFlow would wait for the lost process forever. Process 0 has a connection to each other
+    process, and ends if one of them breaks; the others then lose their connection to process 0.
+    """
+    with exit_if_broken([channel.fileno() for channel in kept]):
+        if not all(channel.is_open() for channel in kept):
+            raise MissingProcessError("Another process has ended while TensorFlow started.")
+        yield
+    _kept.extend(kept)
 
 
 @dataclass
@@ -92,7 +116,7 @@ class _JoiningProcess:
         return cls(channel, *numbers, *texts)
 
 
-def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
+def _serve(spec: ProcessSpec, brings: str, seconds: float, kept: list[Channel] | None) -> list[str]:
     """Waits as process 0 for the other processes, and sends all of them the same answer."""
     joined: dict[int, _JoiningProcess] = {}
     processes: list[_JoiningProcess] = []  # A process may join twice, after a crash.
@@ -117,17 +141,23 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
         for process in processes:
             with contextlib.suppress(OSError):  # TensorFlow will detect a lost process.
                 process.channel.send(answer, time.monotonic() + _MESSAGE_SECONDS)
-            process.channel.close()
+            if kept is None or error is not None or joined[process.process_id] is not process:
+                process.channel.close()
+            else:
+                kept.append(process.channel)
     if error is not None:
         raise error
     return addresses
 
 
-def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
+def _register(
+    spec: ProcessSpec, brings: str, seconds: float, kept: list[Channel] | None
+) -> list[str]:
     """Sends this process's hello to process 0, and returns the addresses of all processes."""
     deadline = time.monotonic() + seconds
     connection, channel = _connect(spec, deadline, seconds)
-    with connection:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(connection)
         own_host = connection.getsockname()[0]
         hello = {
             "process_id": spec.process_id,
@@ -148,6 +178,9 @@ def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
                 f"Process 0, at {spec.coordinator}, has gone while process {spec.process_id}"
                 " was waiting for the others."
             ) from error
+        if kept is not None and not answer["error"]:
+            kept.append(channel)
+            stack.pop_all()
     if answer["error"]:
         raise (MissingProcessError if answer["missing"] else ValueError)(answer["error"])
     return answer["addresses"]

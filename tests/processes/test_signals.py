@@ -1,6 +1,7 @@
 """SIGTERM ends a program of several processes in each of its phases; nobody is left behind."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from t2tp.processes.process_spec import LOST_EXIT_CODE
+from t2tp.processes.rendezvous import free_port
 from tests.patience import PATIENCE, wait_until
 
 LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
@@ -55,6 +58,53 @@ def test_sigterm_ends_a_program_in_each_phase(phase):
         launcher.terminate()
         assert launcher.wait(PATIENCE) == 128 + signal.SIGTERM
         wait_until(lambda: not marked(launcher.mark))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_ended_while_tensorflow_starts_ends_the_other(victim, number):
+    """Without a launcher; the other process is inside TensorFlow and would wait forever."""
+    addresses = [f"localhost:{free_port()}" for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for index in range(2):
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.processes.phases", "starting"],
+                env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        while "there" not in processes[1].stdout.readline():
+            assert processes[1].poll() is None
+        processes[victim].send_signal(number)
+        assert processes[1 - victim].wait(PATIENCE) == LOST_EXIT_CODE
+
+
+@pytest.mark.slow
+def test_sigint_during_the_imports_is_not_lost():
+    code = """
+import signal, time
+from t2tp.processes.signals import sigint_ends
+def swallowed(*_):
+    try:
+        print("there", flush=True)
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        time.sleep(1000)
+with sigint_ends():
+    swallowed()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "there\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == -signal.SIGINT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
