@@ -10,10 +10,11 @@ from t2tp import upstream
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.dimensions import declared
 from t2tp.mesh.layout_text import LayoutError, describe
-from t2tp.mesh.storage import name_in_use
+from t2tp.mesh.storage import VECTOR, name_in_use
 
-# Number of floats in the longest vectors of a CPU (AVX-512).
-VECTOR = 16
+# Dimensions whose size an hparam of another name sets.
+_HPARAMS = {"batch": "batch_size", "heads": "num_heads", "kv_heads": "num_kv_heads"}
+_HPARAMS |= {"length": "max_length", "experts": "num_experts"}
 
 if TYPE_CHECKING:
     from t2tp.mesh.layout import Layout
@@ -78,11 +79,12 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
     ]
     count = math.prod(sizes[cut[-1] :]) if cut else 0
     if count % VECTOR:
+        named = [name_in_use(dim.name) for dim in shape.dims[cut[-1] :]]
+        hparams = " or ".join(dict.fromkeys(_HPARAMS.get(name, name) for name in named))
         raise layout.inexact(
             f"Tensor {what!r} {describe(shape)}",
-            f"needs slices of a multiple of {VECTOR} elements from dimension"
-            f" {shape.dims[cut[-1]].name!r} on, and a processor has {count}: split less,"
-            " change sizes",
+            f"needs slices of a multiple of {VECTOR} elements from dimension {named[0]!r} on, and a"
+            f" processor has {count}: split less, change {hparams}",
         )
 
 

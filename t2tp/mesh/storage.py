@@ -45,6 +45,9 @@ _AT_REST = "@"
 # Padding of less than this fraction is ignored in the choice of the dimension to shard.
 _LITTLE_PADDING = 0.01
 
+# Number of floats in the longest vectors of a CPU (AVX-512).
+VECTOR = 16
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -137,7 +140,13 @@ class ShapesAtRest:
         # need no transpose. This is worth a little padding.
         candidates = [dim for dim in free if padding[dim] < _LITTLE_PADDING] + divisible
         candidates += sorted((d for d in free if d.size > 1), key=padding.__getitem__)
-        return _with(shape, candidates[0], axes) if candidates else shape
+        for dim in candidates:
+            sharded = _with(shape, dim, axes)
+            sizes = self._layout.slice_size(sharded)[shape.dims.index(dim) :]
+            # `exact_sums` needs whole SIMD vectors, which small variables, such as biases, lack.
+            if not self._layout.exact_sums or math.prod(sizes) % VECTOR == 0:
+                return sharded
+        return shape
 
     def _at_rest_by_rule(self, shape: upstream.Shape, dim: upstream.Dimension) -> upstream.Shape:
         """Shards a dimension over the axes of its storage rule."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.exact_sums import in_vectors
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.lowering.slice_shapes import expanded
@@ -95,7 +96,8 @@ class NormOperation(Operation):
         x, scale, *bias = inputs
         super().__init__(list(inputs), name="layer_norm" if bias else "rms_norm")
         self._epsilon = epsilon
-        self.signature = Signature(combined=scale.shape.dims, cost="norm")
+        # Only `rsqrt` rounds the elements of an incomplete SIMD vector differently.
+        self.signature = Signature(combined=scale.shape.dims, any_slice=True, cost="norm")
         statistics = [(x.shape - scale.shape, wide_dtype(x))] * (1 + len(bias))
         self.set_outputs(x, *statistics)
 
@@ -107,17 +109,25 @@ class NormOperation(Operation):
         x, scale, *bias = _broadcastable(lowering, self.inputs, whole)
         if bias:
             mean, variance = _moments(lowering, whole, x)
-            inverse = tf.math.rsqrt(variance + self._epsilon)
+            inverse = self._inverse(lowering, variance)
             y = (x - mean) * inverse * scale + bias[0]
             statistics = [inverse, mean]
         else:
             (mean_square,) = _means(lowering, whole, dims, tf.square(x))
-            inverse = tf.math.rsqrt(mean_square + self._epsilon)
+            inverse = self._inverse(lowering, mean_square)
             y = x * inverse * scale
             statistics = [inverse]
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
         for output, value in zip(self.outputs[1:], statistics, strict=True):
             lowering.set_slice(output, tf.squeeze(value, _axes(whole, dims)))
+
+    def _inverse(self, lowering: Lowering, square: tf.Tensor) -> tf.Tensor:
+        """Returns 1 / the root; with `exact_sums`, computes whole SIMD vectors."""
+        if not lowering.mesh_impl(self).layout.exact_sums:
+            return tf.math.rsqrt(square + self._epsilon)
+        count = math.prod(square.shape)
+        root = tf.math.rsqrt(in_vectors(tf.reshape(square, [-1])) + self._epsilon)
+        return tf.reshape(root[:count], square.shape)
 
 
 class NormGradOperation(Operation):
