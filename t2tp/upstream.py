@@ -90,9 +90,61 @@ with stand_ins():
     from mesh_tensorflow import *  # noqa: F403
     from mesh_tensorflow import beam_search, layers, ops, optimize, placement_mesh_impl, utils  # noqa: F401
 
-# Hides a message that is logged for each variable without an initializer.
-_tf.get_logger().addFilter(
-    lambda record: not record.getMessage().startswith("Using default tf glorot_uniform_initializer")
-)
+# Hides messages that are logged for each variable without an initializer, and for each call of
+# `layers.dense`.
+_HIDDEN = ("Using default tf glorot_uniform_initializer", "Deprecation warning - it is recommended")
+_tf.get_logger().addFilter(lambda record: not record.getMessage().startswith(_HIDDEN))
+
+_to_dimension = ops.convert_to_dimension
+
+
+def _convert_to_dimension(d: Any) -> Any:
+    try:
+        return _to_dimension(d)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"{d!r} is not a dimension: write mtf.Dimension(name, size), or the whole shape as text"
+            " such as 'batch:16;length:128'"
+        ) from error
+
+
+ops.convert_to_dimension = _convert_to_dimension
+
+
+def _arithmetic(method: Any) -> Any:
+    def operate(self: Any, other: Any) -> Any:
+        is_array = isinstance(other, (list, tuple)) or len(getattr(other, "shape", ()))
+        if is_array and not isinstance(other, ops.Tensor):
+            raise TypeError(
+                f"{self}: the other operand is a {type(other).__name__}, whose dimensions have no"
+                " names: make it a feature of the program, or import it by mtf.import_tf_tensor"
+            )
+        return method(self, other)
+
+    return operate
+
+
+def _comparison(function: str) -> Any:
+    def compare(self: Any, other: Any) -> Any:
+        raise TypeError(
+            f"{self} has no value while the graph is built: compare by mtf.{function}, and choose"
+            " by mtf.where"
+        )
+
+    return compare
+
+
+for _name in ("add", "sub", "mul", "truediv"):
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(ops.Tensor, _method, _arithmetic(getattr(ops.Tensor, _method)))
+for _name, _function in {
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+}.items():
+    setattr(ops.Tensor, f"__{_name}__", _comparison(_function))
+# NumPy would compute `array + tensor` element by element.
+ops.Tensor.__array_ufunc__ = None
 
 globals().pop("tf")  # mesh-tensorflow exports `tf` too

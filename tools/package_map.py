@@ -68,6 +68,7 @@ PACKAGES = {
     "hparam_types": ("foundations", "types"),
     "hparam_limits": ("foundations", "ranges"),
     "best_metric": ("foundations", "the better checkpoint"),
+    "argument_types": ("foundations", "wrong types"),
     "suggestions": ("foundations", "the nearest name"),
     "atomic_file": ("foundations", "files written whole"),
     "quiet": ("foundations", "TensorFlow's log"),

@@ -7,6 +7,7 @@ import tensorflow as tf
 import t2tp.hparams
 import t2tp.models  # noqa: F401  (these register what they define)
 from t2tp import mtf, registry
+from t2tp.argument_types import checked
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
@@ -21,6 +22,7 @@ from t2tp.trainer.inputs.batch_size import sequences_per_batch
 IMAGE_SHAPE = (224, 224, 3)
 
 
+@checked
 def plan(
     model: str,
     hparams: HParams | str,

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from t2tp.argument_types import checked
 from t2tp.checkpoint.restore import restore_latest, restore_step
 from t2tp.checkpoint.retention import Retention, apply_retention
 from t2tp.checkpoint.variables import metadata_of, values_of
 from t2tp.checkpoint.writing import save
-
-if TYPE_CHECKING:
-    from t2tp.program.program import Program
+from t2tp.program.program import Program
 
 
+@checked
 def save_checkpoint(
     directory: str | PathLike[str],
     program: Program,
@@ -68,6 +68,7 @@ def save_checkpoint(
     return path
 
 
+@checked
 def restore_checkpoint(
     directory: str | PathLike[str],
     program: Program,

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.argument_types import checked
 from t2tp.building.mesh import Mesh, names_by_stage
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.lowering.lowering import live_operations
@@ -130,13 +131,14 @@ _Tensors = dict[str, upstream.Tensor]
 _Choose = Callable[[Mesh, _Tensors, _Tensors], _Tensors]
 
 
+@checked
 def check_layout(
     step_fn: StepFn,
     features: Mapping[str, Feature] | None = None,
     batch: Mapping[str, np.ndarray] | None = None,
     *,
-    mesh_shape: str = "",
-    layout: str | Layout = "",
+    mesh_shape: str | Mapping[str, int] = "",
+    layout: str | Mapping[str, str | Sequence[str]] | Layout = "",
     seed: int = 0,
 ) -> LayoutCheck:
     """Compares a step on a mesh with the same step on one device, in float64.

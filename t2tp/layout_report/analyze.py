@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable
 
 from t2tp import upstream
+from t2tp.argument_types import checked
 from t2tp.layout_report.pipeline import PipelineLine
 from t2tp.layout_report.report import (
     Activation,
@@ -50,6 +51,7 @@ class LayoutReport:
         report(self.data).save(path)
 
 
+@checked
 def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
     """Reports how a program's tensors are sliced over its mesh, and the collectives it needs.
 

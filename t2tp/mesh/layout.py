@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2tp import upstream
+from t2tp.argument_types import checked
 from t2tp.mesh.axes import JOIN, MeshAxes
 from t2tp.mesh.dimensions import BATCH, POSITIONS, declared, names_with
 from t2tp.mesh.layout_text import LayoutError, parse_mesh_shape, parse_rules
@@ -41,10 +42,11 @@ class Layout:
         (`t2tp.lowering.exact_sums`). 0: sums have no fixed order.
     """
 
+    @checked
     def __init__(
         self,
-        mesh_shape: str | upstream.Shape = "",
-        rules: str = "",
+        mesh_shape: str | Mapping[str, int] | upstream.Shape = "",
+        rules: str | Mapping[str, str | Sequence[str]] = "",
         storage: Storage | None = None,
         pipeline: Pipeline | None = None,
         exact_sums: int = 0,
@@ -230,8 +232,10 @@ class Layout:
         return cls(read("mesh_shape", ""), read("layout", ""), storage, pipeline, exact_sums)
 
     @classmethod
-    def from_arguments(cls, mesh_shape: str, layout: str | Layout) -> Layout:
-        """Reads the arguments of a public function: two strings, or one `Layout`.
+    def from_arguments(
+        cls, mesh_shape: str | Mapping[str, int], layout: str | Mapping[str, Any] | Layout
+    ) -> Layout:
+        """Reads the arguments of a public function: two strings or dictionaries, or one `Layout`.
 
         Raises:
           LayoutError: a string cannot be read, or a mesh shape is given next to a `Layout`.

@@ -1,7 +1,8 @@
 """Mesh shapes and layout rules as text: `data:2;model:4`, `batch:data;d_ff:model`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
@@ -27,14 +28,17 @@ def _pairs(text: str, what: str, example: str) -> Iterator[tuple[str, str]]:
         yield match.group(1), match.group(2)
 
 
-def parse_mesh_shape(mesh_shape: str | upstream.Shape) -> upstream.Shape:
+def parse_mesh_shape(mesh_shape: str | Mapping[str, int] | upstream.Shape) -> upstream.Shape:
     """Reads a mesh shape such as `data:2;model:4`; the empty string is a mesh of one processor.
+
+    A dictionary such as `{"data": 2, "model": 4}` may replace the text.
 
     Raises:
       LayoutError: a pair is malformed, a size is not a positive integer, an axis comes twice.
     """
     if isinstance(mesh_shape, upstream.Shape):
         return mesh_shape
+    mesh_shape = _as_text(mesh_shape)
     axes: dict[str, int] = {}
     for name, size in _pairs(mesh_shape, "Mesh shape", "data:2;model:4"):
         if not size.isdecimal() or int(size) == 0:
@@ -48,14 +52,28 @@ def parse_mesh_shape(mesh_shape: str | upstream.Shape) -> upstream.Shape:
     return upstream.Shape([upstream.Dimension(name, size) for name, size in axes.items()])
 
 
-def parse_rules(rules: str, what: str = "Layout") -> list[tuple[str, tuple[str, ...]]]:
+def _as_text(pairs: str | Mapping[str, Any]) -> str:
+    if isinstance(pairs, str):
+        return pairs
+    return ";".join(
+        f"{name}:{value if isinstance(value, str | int) else JOIN.join(map(str, value))}"
+        for name, value in pairs.items()
+    )
+
+
+def parse_rules(
+    rules: str | Mapping[str, str | Sequence[str]], what: str = "Layout"
+) -> list[tuple[str, tuple[str, ...]]]:
     """Reads layout rules such as `batch:data+expert;d_ff:model` as (dimension, axes) pairs.
+
+    A dictionary such as `{"batch": ["data", "expert"], "d_ff": "model"}` may replace the text.
 
     `what` is the noun for the text in errors.
 
     Raises:
       LayoutError: a pair is malformed, or names an axis twice.
     """
+    rules = _as_text(rules)
     pairs = dict.fromkeys(_pairs(rules, what, "batch:data;d_ff:model"))
     split = [(dim, tuple(axes.split(JOIN))) for dim, axes in pairs]
     for dim, axes in split:

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf1
 from absl import logging
 
 from t2tp import upstream
+from t2tp.argument_types import checked
 from t2tp.building.mesh import Mesh, names_by_stage
 from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.lowering import GraphLowering, all_operations
@@ -50,7 +51,12 @@ from t2tp.program.variables import (
 class Feature:
     """An input of a program: its global shape in named dimensions, and its dtype."""
 
-    def __init__(self, shape: upstream.Shape | str, dtype: tf.DType = tf.float32) -> None:
+    @checked
+    def __init__(
+        self,
+        shape: upstream.Shape | str | Sequence,
+        dtype: tf.DType | np.dtype | type | str = tf.float32,
+    ) -> None:
         """Declares an input; the shape may be text such as `"batch:16;length:128"`."""
         self.shape = upstream.convert_to_shape(shape)
         self.dtype = tf.as_dtype(dtype)
@@ -120,13 +126,14 @@ class Program:
 
     _mesh_impl_class = SpmdMeshImpl
 
+    @checked
     def __init__(
         self,
         step_fn: StepFn,
         features: Mapping[str, Feature] | None = None,
         *,
-        mesh_shape: str = "",
-        layout: str | Layout = "",
+        mesh_shape: str | Mapping[str, int] = "",
+        layout: str | Mapping[str, Any] | Layout = "",
         cluster: Cluster | None = None,
         variables: Variables | None = None,
         seed: int = 0,
@@ -138,8 +145,9 @@ class Program:
           step_fn: `(mesh, features) -> outputs`. Features and outputs are dictionaries of tensors.
             It is called more than once, each time to build an mtf graph.
           features: inputs of the step.
-          mesh_shape: mesh axes and their sizes: `data:2;model:4`.
-          layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
+          mesh_shape: mesh axes and their sizes: `data:2;model:4`, or `{"data": 2, "model": 4}`.
+          layout: rules such as `batch:data;d_ff:model`, or `{"batch": "data", "d_ff": "model"}`; or
+            a `Layout` with its own mesh shape.
           cluster: the devices, from `connect`. Default: all GPUs, or virtual CPU devices.
           variables: variables to share with another program of the same layout and cluster.
           seed: seed of initial values and random operations.
@@ -151,12 +159,19 @@ class Program:
 
         Raises:
           LayoutError: the layout cannot work for the model, or `xla` is set on several devices.
+          TypeError: an argument has the wrong type.
           ValueError: the mesh's size is not the number of devices, a variable is requested in two
             shapes, or a dimension has two sizes in a sum or product.
         """
         self.layout = Layout.from_arguments(mesh_shape, layout)
         self._step_fn = step_fn
         self._features = dict(features or {})
+        for name, feature in self._features.items():
+            if not isinstance(feature, Feature):
+                raise TypeError(
+                    f"Program: feature {name!r} is a {type(feature).__name__}, and must be a"
+                    " t2tp.Feature: the arrays are given later, when the program is called"
+                )
         self._seed = seed
         built = self._build_for_shapes()
         self._first_built: Graph | None = built
