@@ -19,6 +19,7 @@ from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.sources.source_changes import changed_sources, named, write_sources
 from t2tp.problems.sources.user_files import (
     LineRange,
+    Paragraphs,
     find_files,
     fingerprint,
     json_names,
@@ -28,6 +29,9 @@ from t2tp.problems.text_to_text import Text2TextProblem
 
 # Fraction of all samples for each held-out split, if the user names no files for it.
 _HELD_OUT = {"validation": 0.03, "test": 0.03}
+
+# Lines in a document of a text that is cut into parts, so that several processes can encode it.
+_PART_LINES = 10_000
 
 
 class FileProblem(Problem):
@@ -130,13 +134,16 @@ class FileProblem(Problem):
 
     def _drawn(self, split: str, count: int) -> np.ndarray:
         """Returns the indices of a split's random samples: int64 [any]."""
+        return permute(np.array(self._share(split, count)), count, "splits")
+
+    def _share(self, split: str, count: int) -> range:
+        """Returns a split's part of the numbers up to `count`: validation, test, then train."""
         if count < len(self.splits):
             raise ValueError(self._too_few(count, self.splits, self.validation_options))
         sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
-        # The shuffled order has validation first, then test, then train.
         edges = [0, *np.cumsum(sizes).tolist(), count]
         number = [*self.splits[1:], self.splits[0]].index(split)
-        return permute(np.arange(edges[number], edges[number + 1]), count, "splits")
+        return range(edges[number], edges[number + 1])
 
     def _too_few(self, count: int, splits: Sequence[str], options: Sequence[str]) -> str:
         advice = [f"{' and '.join(options)} besides"]
@@ -232,7 +239,9 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
 
     Options, with the options of `LanguageModelProblem`:
         files, validation_files, test_files: a path or pattern; see `FileProblem`.
-        documents: whether each file ("files") or each line ("lines") is a document.
+        documents: whether each file ("files"), each paragraph ("paragraphs", which blank lines
+            separate) or each line ("lines") is a document. With fewer than three files and no
+            held-out files, each split has a contiguous part of the text, cut at lines.
     """
 
     making_options = ("documents",)
@@ -240,7 +249,8 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()
-        options.add("documents", "files", help="unit of a document", choices=("files", "lines"))
+        units = ("files", "paragraphs", "lines")
+        options.add("documents", "files", help="unit of a document", choices=units)
         return options
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
@@ -248,8 +258,22 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         (paths,) = files
         if self.options.documents == "files":
             return GeneratedSamples(len(paths), lambda number: {"text": read_file(paths[number])})
-        lines = LineRange(paths, scratch)
-        return GeneratedSamples(len(lines), lambda number: {"text": lines[number]})
+        kind = Paragraphs if self.options.documents == "paragraphs" else LineRange
+        texts = kind(paths, scratch)
+        return GeneratedSamples(len(texts), lambda number: {"text": texts[number]})
+
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
+        """Opens a split's documents; cuts the text of one or two files into contiguous parts."""
+        whole = self.options.documents == "files" and not self._held_out()
+        (paths,) = self._files(self.file_options) if whole else ([],)
+        if not 0 < len(paths) < len(self.splits):
+            return super().samples(split, directory, tmp_dir)
+        lines = LineRange(paths, tmp_dir)
+        share = self._share(split, len(lines))
+        parts = [share[first : first + _PART_LINES] for first in range(0, len(share), _PART_LINES)]
+        return GeneratedSamples(
+            len(parts), lambda number: {"text": "\n".join(lines[n] for n in parts[number])}
+        )
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
         """Records the state of the files, and warns if they contain JSON lines."""
@@ -267,8 +291,8 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
             )
 
     def more_samples(self) -> str:
-        """Returns the option that makes each line a document, if not yet set."""
-        return "documents=lines" if self.options.documents == "files" else ""
+        """Returns the option that makes smaller documents, if not yet set."""
+        return "" if self.options.documents == "lines" else "documents=lines"
 
 
 @registry.register_problem

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,9 @@ from t2tp.problems.prepare.preparable import WrongOptionError
 
 # Max number of files that an error names.
 _NAMED = 5
+
+# The end of a blank line, after the end of the line before it.
+_BLANK = re.compile(rb"(?<=\n)\r?\n")
 
 # Bytes of a file that are searched for line ends at a time.
 _PIECE = 1 << 24
@@ -147,6 +151,8 @@ def json_names(path: Path) -> list[str]:
 class LineRange:
     """The lines of all files, without their line ends (LF or CR LF)."""
 
+    separator = "lines"
+
     def __init__(
         self, paths: Sequence[Path], scratch: Path, quoted: bool = False, piece_bytes: int = _PIECE
     ):
@@ -185,13 +191,27 @@ class LineRange:
     @cached_property
     def _ends(self) -> list[np.ndarray]:
         """The positions of each file's line ends: int64 [lines]."""
-        how = (self._scratch / "lines", self._quoted, self._piece_bytes)
+        how = (self._scratch / self.separator, self._quoted, self._piece_bytes)
         return [_line_ends(path, *how) for path in self._paths]
 
     @cached_property
     def _first(self) -> np.ndarray:
         """The index of each file's first line, and the number of lines: int64 [files + 1]."""
         return np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])])
+
+
+class Paragraphs(LineRange):
+    """The paragraphs of all files: the texts between blank lines, without line ends around them."""
+
+    separator = "paragraphs"
+
+    def __getitem__(self, number: int) -> str:
+        path, _, contents = self._line(number)
+        try:
+            return decode(contents, path).strip("\r\n")
+        except BadSampleError:
+            read_file(path)  # Raises an error with the number of the line in the file.
+            raise
 
 
 def _line_ends(path: Path, index_dir: Path, quoted: bool, piece_bytes: int) -> np.ndarray:
@@ -205,25 +225,35 @@ def _line_ends(path: Path, index_dir: Path, quoted: bool, piece_bytes: int) -> n
         index_dir.mkdir(parents=True, exist_ok=True)
         unfinished = index_dir / f"{name}.tmp-{os.getpid()}"
         with unfinished.open("wb") as file:
-            for positions in _find_line_ends(path, quoted, piece_bytes):
+            blank = index_dir.name == Paragraphs.separator
+            for positions in _find_line_ends(path, quoted, piece_bytes, blank):
                 file.write(positions.astype(OFFSET).tobytes())
         unfinished.replace(ends)
     return mapped(ends, OFFSET)
 
 
-def _find_line_ends(path: Path, quoted: bool, piece_bytes: int) -> Iterator[np.ndarray]:
-    """Yields the positions of a file's line ends, piece by piece."""
-    begin, last, quotes = 0, b"\n", 0
+def _find_line_ends(
+    path: Path, quoted: bool, piece_bytes: int, blank: bool = False
+) -> Iterator[np.ndarray]:
+    """Yields the positions of a file's line ends, piece by piece; if `blank`, of blank lines."""
+    begin, last_end, quotes, before = 0, -1, 0, b"  "
     with path.open("rb") as file:
         while piece := file.read(piece_bytes):
             contents = np.frombuffer(piece, np.uint8)
             ends = np.flatnonzero(contents == ord("\n"))
+            if blank:
+                # A line is blank if its end follows a line end, as in "\n\n" or "\r\n\r\n".
+                joined = before + piece
+                found = [m.end() - 1 - len(before) for m in _BLANK.finditer(joined)]
+                ends = np.array([end for end in found if end >= 0], np.int64)
+                before = joined[-2:]
             if quoted:
                 quote_positions = np.flatnonzero(contents == ord('"'))
                 # A line ends only outside quotes: after an even number of quotes.
                 ends = ends[(quotes + np.searchsorted(quote_positions, ends)) % 2 == 0]
                 quotes += len(quote_positions)
             yield begin + ends
-            begin, last = begin + len(piece), piece[-1:]
-    if last != b"\n" or quotes % 2:  # the last line need not have a line end
+            last_end = begin + int(ends[-1]) if len(ends) else last_end
+            begin += len(piece)
+    if last_end < begin - 1:  # The last line need not have a line end.
         yield np.array([begin])

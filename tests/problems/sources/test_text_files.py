@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2tp import problems
-from t2tp.problems.sources.user_files import LineRange, find_files, read_file
+from t2tp.problems.sources.user_files import LineRange, Paragraphs, find_files, read_file
 from tests.problems.decoded import all_decoded, decoded
 
 SMALL = "vocab_size=288"
@@ -102,6 +102,37 @@ def test_language_modelling_on_text_files(tmp_path, documents, count):
     size = sum(path.stat().st_size for path in tmp_path.glob("texts/*/*.txt"))
     assert len(text) == size - (count if documents == "lines" else 0)
     assert b"\tDocument 17" in text
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_one_long_text_is_cut_into_contiguous_parts(tmp_path, files):
+    text = "".join(f"line {number}\n" for number in range(500))
+    for number in range(files):
+        (tmp_path / f"{number}.txt").write_text(text)
+    problem = problems.find("languagemodel_textfiles", f"files={tmp_path}/*.txt,{SMALL}")
+    problem.prepare(tmp_path / "data")
+    validation, test, train = (
+        problem.split_text(tmp_path / "data", split).decode()
+        for split in ("validation", "test", "train")
+    )
+    assert "\n".join([validation, test, train]) == (text * files).removesuffix("\n")
+    assert validation.count("\n") + 1 == 15 * files
+
+
+def test_paragraphs_are_documents(tmp_path):
+    content = b"\xef\xbb\xbfone\n1\n\ntwo\r\n\r\n\r\nthree\n"
+    (tmp_path / "a").write_bytes(content)
+    for size in range(1, 8):
+        texts = Paragraphs([tmp_path / "a"], tmp_path / str(size), piece_bytes=size)
+        assert [*filter(None, map(texts.__getitem__, range(len(texts))))] == [
+            "one\n1",
+            "two",
+            "three",
+        ]
+    (tmp_path / "b").write_bytes(b"one\n\ntwo\n\nthree\n\xff\n")
+    texts = Paragraphs([tmp_path / "b"], tmp_path)
+    with pytest.raises(ValueError, match="b, line 6: not UTF-8"):
+        texts[2]
 
 
 def test_lines_of_several_files_are_numbered_through(tmp_path):
