@@ -44,7 +44,8 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
                     num_skipped += 1
         documents = [{"text": text} for text in texts if text]
         num_skipped += len(texts) - len(documents)
-        logging.info("%s: skipped %d files, empty or not UTF-8, in %s", split, num_skipped, sources)
+        if num_skipped:
+            logging.info(f"{split}: skipped {num_skipped} files, empty or not UTF-8, in {sources}")
         return documents
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:

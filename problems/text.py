@@ -124,7 +124,7 @@ class TextProblem(Problem):
         size = self.options.vocab_size
         if self.vocabulary_kind == "byte":
             return CharacterVocabulary()
-        logging.info("making a vocabulary of %d tokens", size)
+        logging.info(f"making a vocabulary of {'at most ' * is_ceiling}{size} tokens")
         if self.vocabulary_kind == "character":
             return count_characters(texts, size)
         return train_subwords(texts, size, self.subword_model, self.normalization, is_ceiling)

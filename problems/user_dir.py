@@ -24,6 +24,10 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
       ValueError: the directory's name is no valid package name, or another package has this name.
     """
     path = Path(directory).expanduser().resolve()
+    if path.is_file():
+        raise NotADirectoryError(
+            f"t2t_usr_dir={directory} is a file: name its directory, {Path(directory).parent}"
+        )
     if not path.is_dir():
         raise NotADirectoryError(f"t2t_usr_dir={directory}: there is no such directory")
     if not path.name.isidentifier():

@@ -1,6 +1,7 @@
 """Atomic writes: a file appears under its name only when it is complete."""
 
 import contextlib
+import hashlib
 import os
 import re
 import stat
@@ -9,6 +10,7 @@ from pathlib import Path
 
 # `<name>.tmp-<process id>`: a file that is being written.
 _UNFINISHED = re.compile(r".+\.tmp-\d+")
+_MAX_NAME = 255  # Bytes of a file's name.
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -72,7 +74,10 @@ def sync(path: Path) -> None:
 
 def unfinished_path(path: Path) -> Path:
     """Returns the temporary path of a file that is being written."""
-    return path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    end, name = f".tmp-{os.getpid()}", path.name
+    if len(os.fsencode(name + end)) > _MAX_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return path.with_name(name + end)
 
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:

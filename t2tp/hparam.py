@@ -312,9 +312,9 @@ def describe_differences(
     the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
-      A line per hyperparameter with different values. The line ends with the value used: the
-      override, else the saved value, else the default (of a hyperparameter that was declared after
-      the run was saved).
+      A line per hyperparameter whose value differs from the saved run's. The line ends with the
+      value used: the override, or the default of a hyperparameter that was declared after the run
+      was saved. A changed value in the hparams set does not change a saved run, so it has no line.
 
     Raises:
       ValueError: neither `saved` nor `preset` declares the name of an override.
@@ -325,12 +325,11 @@ def describe_differences(
     for name in overrides:
         check_known(name, names, "hyperparameters", f"no hyperparameter {name!r}")
     for name in names:
-        given = {
-            "the saved run": saved_values.get(name, NOT_DECLARED),
-            "today's preset": preset_values.get(name, NOT_DECLARED),
-        }
-        if name not in saved_values and not _same(preset.default(name), preset_values[name]):
-            given["its declaration"] = preset.default(name)
+        given = {"the saved run": saved_values.get(name, NOT_DECLARED)}
+        if name not in saved_values:
+            given["the hparams set"] = preset_values[name]
+            if not _same(preset.default(name), preset_values[name]):
+                given["its declaration"] = preset.default(name)
         if name in overrides:
             given["--hparams"] = overrides[name]
         first, *others = given.values()
@@ -338,7 +337,7 @@ def describe_differences(
             continue
         used = next(
             source
-            for source in ("--hparams", "the saved run", "its declaration", "today's preset")
+            for source in ("--hparams", "the saved run", "its declaration", "the hparams set")
             if given.get(source, NOT_DECLARED) is not NOT_DECLARED
         )
         values = ", ".join(f"{value!r} in {source}" for source, value in given.items())

@@ -5,6 +5,7 @@ file descriptor 2. No setting disables them: TensorFlow reads the log level only
 """
 
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
@@ -38,6 +39,12 @@ def quiet_import() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(screen, 2)
             os.close(screen)
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow without its messages; the first function that a worker process calls."""
+    with quiet_import():
+        importlib.import_module("tensorflow")
 
 
 @contextlib.contextmanager

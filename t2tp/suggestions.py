@@ -3,6 +3,19 @@
 import difflib
 from collections.abc import Callable, Iterable
 
+# Names that other frameworks have, and ours.
+_OURS = {
+    "bf16": ["precision", "activation_dtype"],
+    "epochs": ["train_steps"],
+    "fp16": ["precision", "activation_dtype"],
+    "learning_rate": ["learning_rate_constant"],
+    "lr": ["learning_rate_constant"],
+    "max_new_tokens": ["decode_length", "decode_hparams"],
+    "max_steps": ["train_steps"],
+    "seed": ["random_seed"],
+    "warmup_steps": ["learning_rate_warmup_steps"],
+}
+
 # Max number of names to list if none is similar.
 _MAX_LISTED = 100
 
@@ -47,5 +60,7 @@ def check_known(
 def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """Returns up to three similar names, most similar first; see `difflib.get_close_matches`."""
     by_lowered = {each.lower(): each for each in sorted(known)}
+    if ours := [each for each in _OURS.get(name.lower(), ()) if each in by_lowered]:
+        return ours
     near = difflib.get_close_matches(name.lower(), by_lowered, n=3, cutoff=cutoff)
     return [by_lowered[each] for each in near]

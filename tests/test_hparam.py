@@ -314,17 +314,14 @@ def test_any_text_is_read_or_refused_with_a_value_error(text: str):
 # Resuming a saved run.
 
 
-def test_differences_say_which_value_will_be_used():
+def test_only_values_that_change_at_a_resume_are_reported():
     saved = HParams(same=1, edited=1, overridden=1, agreed=1, dropped=1)
     preset = HParams(same=1, edited=2, overridden=1, agreed=2, added=7)
     overrides = {"overridden": 3, "agreed": 2, "same": 1}
     assert describe_differences(saved, preset, overrides) == [
-        "edited: 1 in the saved run, 2 in today's preset; using 1 from the saved run",
-        "overridden: 1 in the saved run, 1 in today's preset, 3 in --hparams; "
-        "using 3 from --hparams",
-        "agreed: 1 in the saved run, 2 in today's preset, 2 in --hparams; using 2 from --hparams",
-        "dropped: 1 in the saved run, not declared in today's preset; using 1 from the saved run",
-        "added: not declared in the saved run, 7 in today's preset; using 7 from today's preset",
+        "overridden: 1 in the saved run, 3 in --hparams; using 3 from --hparams",
+        "agreed: 1 in the saved run, 2 in --hparams; using 2 from --hparams",
+        "added: not declared in the saved run, 7 in the hparams set; using 7 from the hparams set",
     ]
 
 

@@ -20,6 +20,7 @@ from t2tp.planner.search import NothingFitsError, Search
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.processes.cluster import has_gpu
 from t2tp.processes.process_spec import DEVICES_VARIABLE, find_process_spec
+from t2tp.quiet import import_tensorflow
 from t2tp.report.units import duration, size
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
@@ -46,7 +47,8 @@ def with_best_layout(
     devices, cluster = device_count(), this_cluster()
     # The search lowers programs. Lowering starts TensorFlow, after which no virtual devices can be
     # created. So the search runs in another process.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=import_tensorflow) as pool:
         search = pool.submit(
             _search, model, hparams, vocab_size, image_shape, devices, cluster, user_dir
         )

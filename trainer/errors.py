@@ -1,6 +1,7 @@
 """Errors that end a program with one sentence and an exit code."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 
@@ -51,4 +52,11 @@ def as_usage_error(*kinds: type[Exception]) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except kinds as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(sentence(error)) from error
+
+
+def sentence(error: Exception) -> str:
+    """Returns an error's message; an error of the system begins with the file, as in shells."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)

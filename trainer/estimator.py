@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp import checkpoint, mtf
+from t2tp.argument_types import checked
 from t2tp.atomic_file import remove_unfinished
 from t2tp.building.mesh import Mesh
 from t2tp.checkpoint.variables import restore
@@ -79,11 +80,12 @@ class Estimator:
       log: the JSON log of `config.log_json`; only process 0 writes it.
     """
 
+    @checked
     def __init__(
         self,
         model_fn: ModelFn,
         config: RunConfig,
-        hparams: Any = None,
+        hparams: HParams | Mapping[str, Any] | None = None,
         layout: Layout | None = None,
         vocabulary: Callable[[], Vocabulary | None] = lambda: None,
         teacher: OtherRun | None = None,
@@ -264,6 +266,9 @@ class Estimator:
                     )
                     self.log.write("replicas_differ", differ.step, {"what": str(error)})
                     raise error from None
+                except (OSError, UsageError):
+                    self.lock().check_held()  # Without its directory, a run fails in many ways.
+                    raise
         if signal_number:
             self.log.write("interrupted", self.steps_done, {"signal": signal_number})
             raise TrainingInterrupted(
@@ -531,6 +536,8 @@ class Estimator:
             # saved only after all other hooks have seen it.
             all_hooks = [LockHook(self.lock()), *standard_hooks, *hooks, checkpoints]
             train_loop(batches, training, all_hooks, interrupt, self._count_steps, size)
+            if self._heartbeat is not None:  # The last step is saved now.
+                self._heartbeat.beat(training.steps_done, "ended", at_once=True)
             return interrupt.result()
 
     def _diagnose(

@@ -10,6 +10,7 @@ from typing import Any
 from absl import logging
 
 from t2tp import checkpoint
+from t2tp.argument_types import checked
 from t2tp.checkpoint import BestMetric, UnusableCheckpointError
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import CheckpointMismatchError
@@ -68,6 +69,7 @@ class Experiment:
       estimator: the run's `Estimator`.
     """
 
+    @checked
     def __init__(
         self,
         spec: RunSpec,
@@ -362,6 +364,8 @@ class Experiment:
             logging.info("stopped early at step %d: %s", self.estimator.steps_done, stop_reason)
             return
         with self.estimator.lock():
+            if not self.estimator.steps_done:
+                run_files.check_not_trained(output_dir, self._config.first_save)
             if cluster.is_main_process:
                 run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
                 self._references.write()

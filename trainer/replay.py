@@ -151,6 +151,8 @@ def _check(spec: RunSpec, step: int) -> None:
     multiprocess.check_single(spec.config, "a replay")
     if step < 1:
         raise UsageError(f"--step={step}: steps are counted from 1")
+    if step > spec.train_steps:
+        raise UsageError(f"--step={step}: the run has {spec.train_steps} steps")
     if spec.layout.num_stages > 1:
         raise UsageError(
             f"{spec.layout} has stages, and cannot compute gradients of single rows: choose other"
@@ -187,7 +189,8 @@ def _logged(output_dir: str, step: int) -> dict[str, float]:
         for path in sorted(directory.glob(_EVENTS), key=lambda p: p.name):
             # A killed process may have left an incomplete record at the end.
             with contextlib.suppress(tf.errors.DataLossError):
-                for event in tf.compat.v1.train.summary_iterator(str(path)):
+                for record in tf.data.TFRecordDataset(str(path)):
+                    event = tf.compat.v1.Event.FromString(record.numpy())
                     for value in event.summary.value:
                         if event.step == step and value.tag in ("loss", "gradient_norm"):
                             logged[value.tag] = float(tf.make_ndarray(value.tensor))

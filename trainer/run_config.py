@@ -1,17 +1,23 @@
 """`RunConfig`: settings of a run's directory, checkpoints, reports and processes."""
 
+import math
 import threading
 from dataclasses import dataclass, fields
 from typing import Any
 
+from t2tp.argument_types import checked
 from t2tp.choices import WEIGHTS
 from t2tp.suggestions import check_known
 from t2tp.trainer.local_paths import check_local
+
+# Steps between checkpoints if neither steps nor seconds are set.
+DEFAULT_SAVE_STEPS = 1000
 
 # Fields that differ between the processes of a run, or describe how a process was started.
 _OF_PROCESS = ("num_processes", "process_id", "coordinator")
 
 
+@checked
 @dataclass(frozen=True)
 class RunConfig:
     """Settings of a run that do not concern the model.
@@ -92,6 +98,13 @@ class RunConfig:
     num_processes: int | None = None
     process_id: int | None = None
     coordinator: str | None = None
+
+    @property
+    def first_save(self) -> float:
+        """The step of the first checkpoint; infinity if only seconds determine it."""
+        if self.save_checkpoints_secs is not None:
+            return math.inf
+        return self.save_checkpoints_steps or DEFAULT_SAVE_STEPS
 
     def changed(self) -> dict[str, Any]:
         """Returns the fields that differ from their defaults and are the same in all processes."""

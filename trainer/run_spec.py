@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t2tp import problems, registry
+from t2tp.argument_types import checked
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.model import Model
@@ -71,6 +72,7 @@ class RunSpec:
             raise ValueError(f"train_steps is {self.train_steps}, and must be at least 0")
 
     @classmethod
+    @checked
     def resolve(
         cls,
         model: str,

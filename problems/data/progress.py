@@ -24,7 +24,7 @@ class ProgressBar:
         if sys.stderr.isatty():
             self._bar = tqdm(desc=what, total=total, file=sys.stderr)
         else:
-            logging.info("%s: %d", what, total)
+            logging.info("%s: 0 of %d", what, total)
 
     def show(self, done: int) -> None:
         """Shows that this many items are done, counted from the start."""

@@ -220,7 +220,7 @@ def _report_skipped(
             logging.warning("%s, %s: %d samples skipped: %s", problem.name, split, number, reason)
         if not split_sizes.examples:
             raise ValueError(
-                f"all samples of {split} of {problem.name} were skipped: {split_sizes.skipped}"
+                f"all samples of {split} of {problem.name} were skipped: {split_sizes.summary()}"
             )
 
 

@@ -22,6 +22,11 @@ def check(name: str, directory: Path, given_options: Mapping[str, Any], command:
     Errors advise the user to run `command`, which makes the data.
     """
     if not directory.exists():
+        if (directory.parent / manifest.FILE_NAME).exists():
+            raise FileNotFoundError(
+                f"data_dir={directory.parent} is the directory of one problem's data: name the"
+                f" directory that contains it, --data_dir={directory.parent.parent}"
+            )
         raise FileNotFoundError(
             f"{directory} does not exist: make the data of {name} with\n  {command}"
         )

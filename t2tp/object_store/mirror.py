@@ -39,6 +39,7 @@ _STEP = re.compile(r"(?:.*/)?step-\d{8,}")
 _LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged|diverged)(-\d+)?|run\.lock")
 # Files that `CheckedFile` reads in ranges.
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.(?!checks$|json$)\w+(\.begins)?")
+_MAX_NAME = 255  # Bytes of a file's name.
 # Outputs that no program reads.
 _OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
 # The address of a checkpoint in a run, or the prefix of the checkpoint's files (`.../variables`).
@@ -97,6 +98,12 @@ class Mirror:
         with self._locked() as entries:
             listed = self.store.list()
             objects = {name: listed[name] for name in listed if not _is_local(name)}
+            for name in [each for each in objects if not _has_path(each, objects)]:
+                if not again:
+                    logging.warning(
+                        f"{self.store.address}/{name} is left out: no file has this name"
+                    )
+                del objects[name]
             if entries and not objects:
                 raise StoreError(
                     f"{self.store.address} has lost its files. {self.path} has copies, maybe"
@@ -401,6 +408,11 @@ def address_of(path: str | os.PathLike[str]) -> str:
     return str(path)
 
 
+def with_addresses(text: str) -> str:
+    """Replaces the paths of mirrors in a message by the addresses that the user knows."""
+    return re.sub(rf"{re.escape(str(_stores()))}/(\w+)/", r"\1://", text)
+
+
 def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
     """Returns the open mirror that contains a path; None if the path is in no mirror."""
     return None if _session is None else _session.find(Path(path).absolute())
@@ -497,6 +509,13 @@ def _follows(later: str, step: str) -> bool:
 
 def _is_local(name: str) -> bool:
     return any(_LOCAL.fullmatch(each) or is_unfinished(each) for each in PurePosixPath(name).parts)
+
+
+def _has_path(name: str, objects: Mapping[str, object]) -> bool:
+    """Whether a local file can have an object's name: a file cannot be a directory, too."""
+    path = PurePosixPath(name)
+    fits = all(len(os.fsencode(part)) <= _MAX_NAME for part in path.parts)
+    return fits and not any(str(parent) in objects for parent in path.parents)
 
 
 def _is_read(name: str, objects: dict[str, Any]) -> bool:

@@ -32,17 +32,9 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
       UnknownNameError: the schedule names an unknown factor.
       ValueError: an hparam of a factor is invalid.
     """
-    factors = [
-        registry.learning_rate_schedule(name.strip())
-        for name in hparams.learning_rate_schedule.split("*")
-    ]
 
     def product(step: tf.Tensor) -> tf.Tensor:
-        step = tf.cast(step, tf.float32)
-        rate = tf.constant(1.0)
-        for factor in factors:
-            rate *= factor(step, hparams, train_steps)
-        return rate
+        return rate_at(step, hparams, train_steps)
 
     # Raises errors of factors now; lowering would raise them only later.
     with tf.Graph().as_default():
@@ -50,6 +42,14 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
     return mtf.slicewise(
         product, [step], output_dtype=tf.float32, splittable_dims=[], name="learning_rate"
     )
+
+
+def rate_at(step: tf.Tensor | int, hparams: HParams, train_steps: int) -> tf.Tensor:
+    """Computes the learning rate of a step like `learning_rate`, outside of a graph."""
+    step, rate = tf.cast(step, tf.float32), tf.constant(1.0)
+    for name in hparams.learning_rate_schedule.split("*"):
+        rate *= registry.learning_rate_schedule(name.strip())(step, hparams, train_steps)
+    return rate
 
 
 def warmup_steps(hparams: HParams, train_steps: int) -> int:

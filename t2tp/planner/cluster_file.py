@@ -359,7 +359,7 @@ def _read(path: str) -> str:
         if path not in shipped():
             known = nearest(path, shipped(), "clusters")
             raise ClusterFileError(
-                f"--cluster={path}: {known} A cluster file of your own ends in .toml"
+                f"--cluster={path}: a cluster file of your own ends in .toml; {known}"
             )
         directory = importlib.resources.files("t2tp.planner") / "clusters"
         return (directory / f"{path}.toml").read_text()

@@ -9,6 +9,7 @@ import time
 from absl import logging as absl_logging
 from tqdm import tqdm
 
+from t2tp.object_store.mirror import with_addresses
 from t2tp.processes.process_spec import ProcessSpec
 
 # Source files of libraries that also log with `absl.logging`. Their info messages are omitted,
@@ -26,7 +27,7 @@ class _ConsoleLines(logging.Handler):
         self._warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = record.getMessage()
+        line = with_addresses(record.getMessage())
         if record.levelno < logging.WARNING and _LIBRARIES.search(record.pathname):
             return
         if record.levelno >= logging.WARNING:

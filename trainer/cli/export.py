@@ -18,9 +18,8 @@ def run(invocation: Invocation) -> None:
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
         run_files.read_run(flags.output_dir)
-        run_files.check_writable(
-            flags.export_dir or flags.output_dir, "the directory of the export,"
-        )
+        what = "--export_dir" if flags.export_dir else "--export_dir is missing, and output_dir"
+        run_files.check_writable(flags.export_dir or flags.output_dir, what)
         target = flags.export_dir or str(Path(flags.output_dir, "export"))
         if is_pattern(Path(target).absolute()):
             raise UsageError(

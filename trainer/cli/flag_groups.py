@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -12,11 +13,12 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from t2tp.hparam_types import ValueType
 from t2tp.object_store.mirror import local_path
 from t2tp.object_store.store import is_address, without_secrets
 from t2tp.suggestions import nearest, similar
 from t2tp.toml import read_packaged
-from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.errors import UsageError, as_usage_error, sentence
 from t2tp.trainer.local_paths import check_local
 
 _WIDTH = 100
@@ -33,6 +35,7 @@ _DEFINE: dict[str, Callable[..., Any]] = {
     "repeated": flags.DEFINE_multi_string,
     "choice": flags.DEFINE_enum,
 }
+_INT = ValueType(int)
 _EMPTY = {"bool": False, "repeated": []}
 
 
@@ -62,6 +65,10 @@ class FlagGroup(NamedTuple):
             if kind in ("int", "float"):
                 options |= {"lower_bound": row["min"], "upper_bound": row.get("max", _MAX)}
             _DEFINE[kind](name, None if default == "auto" else default, help="", **options)
+            if kind == "int":
+                # Like --hparams and YAML, which also have integers such as 1e5.
+                parser: Any = holder[name].parser
+                parser.convert = lambda given: _INT.read("", str(given))
             choices = f" One of {', '.join(row['choices'])}." if "choices" in row else ""
             holder[name].help = row["help"] + choices
 
@@ -146,12 +153,13 @@ def parse(
         in_file = define(groups)
         try:
             with _explained(in_file, positional):
-                path = local_path(holder.config)
+                path = local_path(os.path.expanduser(holder.config))
                 config_file.set_flags(in_file, rows, path, given)
                 _apply_aliases(in_file, rows)
             _check_conditions(in_file, rows, [name for name in rows if in_file[name].present])
         except UsageError as error:
             at = "" if path in str(error) else f"{holder.config}: "
+            at = "--config=" if str(error).startswith(path) else at
             raise UsageError(f"{at}{error}") from error
         for name in rows:
             if in_file[name].present and name not in given:
@@ -159,6 +167,10 @@ def parse(
     with _explained(holder, positional):
         _apply_aliases(holder, rows)
     for name, row in rows.items():
+        if row.get("type") in ("path", "address") and holder[name].value:
+            # Shells expand ~ in --data_dir ~/data, but not in --data_dir=~/data.
+            paths = str(holder[name].value).split(",")
+            holder[name].value = ",".join(map(os.path.expanduser, paths))
         _check_value(name, row.get("type"), holder[name].value)
         if row.get("type") == "address" and holder[name].value:
             with as_usage_error(ValueError, OSError):
@@ -172,7 +184,8 @@ def parse(
             f" an argument: {_usage(positional)}"
         )
     with as_usage_error(ValueError, OSError):
-        arguments = [each if takes_rest else local_path(each) for each in arguments]
+        if not takes_rest:
+            arguments = [local_path(os.path.expanduser(each)) for each in arguments]
     # The aliases of --help are removed, because a run saves its flags.
     holder.help = holder.help or holder.helpfull
     for spelling in ("h", "helpfull"):
@@ -212,7 +225,7 @@ def _explained(holder: flags.FlagValues, positional: Sequence[Positional]) -> It
     except flags.IllegalFlagValueError as error:
         raise UsageError(_wrong_value(error, holder)) from error
     except (flags.Error, ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(sentence(error)) from error
 
 
 def _holds(condition: str, holder: flags.FlagValues) -> bool:
@@ -252,7 +265,7 @@ def _unknown_flag(
         return f"{sentence}. {advised}"
     if name in _hparams(holder):
         return f"{sentence}: write {_spelled(name, value, holder)}"
-    near = similar(name, holder) or similar(name, _hparams(holder))
+    near = similar(name, [*holder, *_hparams(holder)])
     if not near:
         return f"{sentence}: --help lists the flags"
     return f"{sentence}: did you mean {', '.join(_spelled(n, value, holder) for n in near)}?"

@@ -1,8 +1,10 @@
 """Runs a program: parses flags, answers `--help`, and turns errors into exit codes."""
 
 import contextlib
+import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -17,8 +19,9 @@ from t2tp.object_store import mirror
 from t2tp.object_store.store import StoreError
 from t2tp.processes import process_spec
 from t2tp.processes.process_spec import ProcessSpec
+from t2tp.processes.signals import sigint_ends
 from t2tp.quiet import quiet_import
-from t2tp.trainer import compilation_cache
+from t2tp.trainer import compilation_cache, run_yaml
 from t2tp.trainer.cli import console, flag_groups
 from t2tp.trainer.cli.flag_groups import FlagGroup, Positional
 from t2tp.trainer.errors import (
@@ -28,6 +31,7 @@ from t2tp.trainer.errors import (
     ProcessLostError,
     UsageError,
     as_usage_error,
+    sentence,
 )
 
 # Flags that change what XLA compiles for the same graph.
@@ -98,7 +102,9 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
             body = _body(spec, flags, arguments)
             process = _process(spec, flags)
             session.uploads = process is None or process.process_id == 0
-            with quiet_import() if spec.imports_tensorflow else contextlib.nullcontext():
+            _prepare_exact_sums(flags)
+            quiet = quiet_import() if spec.imports_tensorflow else contextlib.nullcontext()
+            with sigint_ends(), quiet:
                 run = _function(body)
             import_user_dir_of(flags)
             console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
@@ -113,8 +119,17 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGNALLED + signal.SIGPIPE
     except (UsageError, FailedError, ProcessLostError, StoreError) as error:
-        print(f"{_caller(spec, process)}: {error}", file=sys.stderr)
+        advice = "" if len(command_line) > 1 else f"; {spec.name} --help lists the flags"
+        message = mirror.with_addresses(f"{error}{advice}")
+        print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
         return getattr(error, "exit_code", FailedError.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Python would try again, when it exits, to write the rest to a full stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"{_caller(spec, process)}: {sentence(error)}", file=sys.stderr)
+        return FailedError.exit_code
     except KeyboardInterrupt as error:
         if process is None or process.process_id == 0:
             print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)
@@ -148,6 +163,23 @@ def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | N
         return process_spec.find_process_spec(
             flags.num_processes, flags.process_id, flags.coordinator
         )
+
+
+def _prepare_exact_sums(flags: absl_flags.FlagValues) -> None:
+    """Sets the environment that `exact_sums` needs and that TensorFlow reads when it is imported.
+
+    The hparams are on the command line, in a file that it names, or in the run's `run.yaml`.
+    """
+    if "hparams" not in flags or "tensorflow" in sys.modules:
+        return
+    values = re.findall(r"\bexact_sums\s*=\s*(\w+)", ",".join(flags.hparams))
+    files = [flags[name].value or "" for name in ("config", "hparams_set") if name in flags]
+    files.append(os.path.join(flags.output_dir or "", run_yaml.FILE))
+    for path in filter(lambda path: path.endswith(run_yaml.SUFFIX), files):
+        with contextlib.suppress(OSError, ValueError):  # Whoever needs the file reports the error.
+            values.append(str(run_yaml.read(path).hparams.get("exact_sums", "0")))
+    if values and values[0] != "0":
+        os.environ.update(TF_ENABLE_ONEDNN_OPTS="0", TF_NUM_INTRAOP_THREADS="1")
 
 
 def _caller(spec: ProgramSpec, process: ProcessSpec | None) -> str:

@@ -201,13 +201,13 @@ def _hparams(
     given: dict[str, Any] = {}
     for text in flags.hparams:
         given.update(hparams.parse(text))
+    givers = {name: f"--hparams={name}={value}" for name, value in given.items()}
     for flag, name, value in _short_flags(flags):
         value = hparams.parse(f"{name}={value}")[name]
+        giver = f"--{flag}={flags[flag].value}"
         if given.setdefault(name, value) != value:
-            raise UsageError(
-                f"--{flag}={flags[flag].value} and --hparams={name}={given[name]} differ: give"
-                " one of them"
-            )
+            raise UsageError(f"{giver} and {givers[name]} differ: give one of them")
+        givers[name] = giver
     changes |= given
     return hparams, [] if saved is None else describe_differences(saved.hparams, preset, changes)
 

@@ -18,7 +18,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.hparam import UnknownHParamError
 from t2tp.mesh.layout import LayoutError
 from t2tp.models.model import FeatureMismatchError
-from t2tp.optim.schedules import warmup_steps
+from t2tp.optim.schedules import rate_at, warmup_steps
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
@@ -110,6 +110,25 @@ def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
         )
 
 
+def _warn_of_new_rate(schedule: str, spec: RunSpec, step: int) -> None:
+    """Warns if another number of steps changes the learning rate of a resumed run at once."""
+    before = spec.saved and spec.saved.flags.get("train_steps")
+    if not before or not 0 < step < spec.train_steps or before == spec.train_steps:
+        return
+    if ModeKeys.TRAIN not in SCHEDULES[schedule]:
+        return
+    steps = before, spec.train_steps
+    old, new = (float(rate_at(step - 1, spec.hparams, count)) for count in steps)
+    warmups = [warmup_steps(spec.hparams, count) for count in steps]
+    shortened = warmups[0] != warmups[1] and step < 2 * warmups[1]
+    if shortened or abs(new - old) > 0.01 * old:
+        advice = f"; --hparams=learning_rate_warmup_steps={warmups[0]} keeps the warm-up"
+        logging.warning(
+            f"train_steps={spec.train_steps} instead of {before} changes the learning rate of step"
+            f" {step} from {old:.3g} to {new:.3g}{advice * shortened}"
+        )
+
+
 def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     """Creates, builds and describes the experiment, and runs the schedule."""
     with as_usage_error(ValueError, LookupError, OSError):
@@ -123,6 +142,7 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     with building(spec.model):
         experiment.build(flags.schedule)
     _warn_of_warmup(flags.schedule, spec)
+    _warn_of_new_rate(flags.schedule, spec, experiment.estimator.steps_done)
     for line in (*spec.changes, experiment.describe()):
         logging.info("%s", line)
     # A checkpoint may be damaged after `build`.

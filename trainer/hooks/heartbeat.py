@@ -62,7 +62,3 @@ class Heartbeat(Hook):
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Writes the file if a heartbeat is due."""
         self.beat(training.steps_done, "training")
-
-    def end(self, training: Training) -> None:
-        """Writes the final state."""
-        self.beat(training.steps_done, "ended", at_once=True)

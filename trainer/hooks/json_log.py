@@ -58,19 +58,22 @@ class JsonLog:
         of later steps. The file is not changed if it has no `began` line, or a `began` line of
         another run. But a run may have been moved to another directory. So a `began` line whose
         directory no longer exists is taken for a line of this run if the file has a checkpoint
-        event of `step`.
+        event of `step`. If this event is missing, because the process was killed right after the
+        save, it is added.
 
         `run` is the run's absolute path, and `step` the number of steps done.
 
         Raises:
           UsageError: the file cannot be written.
         """
-        path = Path(self._path)
+        path, lacks_checkpoint = Path(self._path), False
         with self._refused():
             if self._path not in ("", STDOUT) and path.is_file():
                 self._close()  # The file is replaced.
-                _cut_back(path.resolve(), run, step)
+                lacks_checkpoint = _cut_back(path.resolve(), run, step)
         self.open()
+        if lacks_checkpoint:
+            self.write("checkpoint", step)
 
     def write(self, event: str, step: int, facts: Mapping[str, Any] | None = None) -> None:
         """Writes a line.
@@ -111,7 +114,8 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cut_back(path: Path, run: str, step: int) -> None:
+def _cut_back(path: Path, run: str, step: int) -> bool:
+    """Removes events after `step`; returns whether the run's file lacks its checkpoint event."""
     lines = path.read_bytes().splitlines(keepends=True)
     events = [_fields(line) for line in lines]
     runs = {fields.get("run") for fields in events if fields.get("event") == "began"}
@@ -120,7 +124,7 @@ def _cut_back(path: Path, run: str, step: int) -> None:
         each == run or (is_resumed and isinstance(each, str) and not Path(each).exists())
         for each in runs
     ):
-        return
+        return False
     kept_lines = [
         line
         for line, fields in zip(lines, events, strict=True)
@@ -128,6 +132,7 @@ def _cut_back(path: Path, run: str, step: int) -> None:
     ]
     if len(kept_lines) < len(lines):
         write_bytes(path, b"".join(kept_lines))
+    return step > 0 and not is_resumed
 
 
 def _fields(line: bytes) -> dict[str, Any]:

@@ -32,9 +32,6 @@ from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
 from t2tp.trainer.run_dir.token_rows import MatchedRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
-# Steps between checkpoints if the config sets neither steps nor seconds.
-DEFAULT_SAVE_STEPS = 1000
-
 # Counters that a run's older checkpoints may lack, because the run can enable their options later.
 NEW_COUNTERS = (SKIPPED_STEPS,)
 
@@ -243,11 +240,11 @@ class RunCheckpoints:
         self, saver: RunSaver, lock: RunLock, steps_done: int, last_step: int
     ) -> CheckpointHook:
         """Creates the hook that saves checkpoints when due, and at `last_step`."""
-        steps, seconds = self._config.save_checkpoints_steps, self._config.save_checkpoints_secs
+        seconds = self._config.save_checkpoints_secs
         if seconds is not None:
             policy = EverySeconds(seconds, saver.variables.cluster, steps_done)
             return CheckpointHook(policy, saver, lock)
-        return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
+        return CheckpointHook(EverySteps(int(self._config.first_save), last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
         """Records metrics in a step's checkpoint, or keeps them until the checkpoint is saved.

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from t2tp import checkpoint
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import address_of
 from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.hooks.heartbeat import HEARTBEAT_FILE
 from t2tp.trainer.hparams_fit import declared
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_yaml import RunSettings
-from t2tp.typed_files import convert
+from t2tp.typed_files import convert, read_json
 
 # Flags that cannot change in a run.
 _FIXED_FLAGS = ("model", "problem")
@@ -77,6 +80,29 @@ def check_known(output_dir: str, saved: SavedRun | None) -> None:
             f" --warm_start_from={quoted} to train or"
             f" --checkpoint_path={quoted} to evaluate"
         )
+
+
+def check_not_trained(output_dir: str, save_steps: float) -> None:
+    """Checks that a run without checkpoints has not had any; warns of any other started run.
+
+    The heartbeat shows a lost checkpoint if the training ended, or has done twice the steps after
+    which the first checkpoint is saved: the second one waits for the first.
+
+    Raises:
+      RunFileError: the run's checkpoints are gone.
+    """
+    path = Path(output_dir, HEARTBEAT_FILE)
+    try:
+        beat = read_json(path, {"step": int, "state": str})
+    except (OSError, ValueError):
+        return
+    step = beat.get("step") or 0
+    if step and (beat.get("state") == "ended" or step >= 2 * save_steps):
+        raise RunFileError(
+            f"{output_dir} has no checkpoint, but its {HEARTBEAT_FILE} says that it was trained to"
+            f" step {step}: put the checkpoints back, or delete that file to start again at step 0"
+        )
+    logging.warning("%s holds a run without a checkpoint: it starts at step 0", output_dir)
 
 
 def read_run(output_dir: str) -> SavedRun:

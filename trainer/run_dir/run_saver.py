@@ -66,6 +66,7 @@ class RunSaver:
         default_factory=lambda: BackgroundWorker("save"), init=False
     )
     _metrics: tuple[int, dict[str, float]] = field(default=(-1, {}), init=False)
+    _last: Path | None = field(default=None, init=False)
 
     def __enter__(self) -> RunSaver:
         return self
@@ -132,6 +133,9 @@ class RunSaver:
             self.directory, step, values, self.metadata, metrics=metrics, cluster=cluster
         )
         if cluster.is_main_process:
+            if self._last is not None and not self._last.exists():
+                logging.warning("%s was deleted by another program", self._last)
+            self._last = checkpoint.step_directory(self.directory, step)
             self.saved(step)
             checkpoint.apply_retention(self.directory, self.retention)
 

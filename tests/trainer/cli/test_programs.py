@@ -1,8 +1,10 @@
 """What all programs have in common: help, version, mistakes on the command line, exit codes."""
 
 import ast
+import errno
 import functools
 import importlib.util
+import os
 import re
 import signal
 import subprocess
@@ -130,6 +132,53 @@ def test_any_number_is_within_the_flags_range_or_one_sentence(spec, call):
             assert all(row["min"] <= each <= row.get("max", 1e12) for each in accepted), name
 
 
+@every_program
+def test_a_path_may_begin_with_the_home_directory(spec, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    rows = {name: row for group in spec.groups for name, row in group.rows.items()}
+    for name in [name for name, row in rows.items() if row.get("type") in ("path", "address")]:
+        if name == "config" or "needs" in rows[name]:
+            continue
+        given, _ = flag_groups.parse(spec.groups, [spec.name, f"--{name}=~/x"], spec.positional)
+        assert given[name].value == "/home/me/x"
+
+
+@every_program
+def test_a_full_disk_is_one_sentence(spec, call):
+    def body(invocation):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stdout = os.dup(1)
+    try:
+        code, _, errors = call(spec, valid(spec), body)
+    finally:
+        os.dup2(stdout, 1)
+    assert (code, errors) == (1, [f"{spec.name}: [Errno 28] No space left on device"])
+
+
+NAMES_ELSEWHERE = {
+    "lr": "--hparams=learning_rate_constant=5",
+    "learning_rate": "--hparams=learning_rate_constant=5",
+    "epochs": "--train_steps",
+    "bf16": "--precision",
+    "seed": "--random_seed",
+}
+
+
+@pytest.mark.parametrize("name", NAMES_ELSEWHERE)
+def test_a_name_of_another_framework_is_answered_with_ours(name, call):
+    code, _, errors = call(PROGRAMS["t2tp_trainer"], [f"--{name}=5"])
+    assert code == 2 and NAMES_ELSEWHERE[name] in errors[0]
+
+
+def test_an_integer_may_be_written_as_1e5(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("flags: {train_steps: 1e5}")
+    for words in ("--train_steps=1e5", f"--config={config}"):
+        given, _ = flag_groups.parse(PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", words])
+        assert given.train_steps == 100_000
+
+
 def without_effect(spec: ProgramSpec) -> Iterator[tuple[str, list[str]]]:
     """Yields a sentence, and the command line that causes it, for each flag with conditions."""
     rows = {name: row for group in spec.groups for name, row in group.rows.items()}
@@ -231,7 +280,8 @@ def test_an_unknown_flag_is_answered_with_where_it_belongs(call, words, says):
 def test_what_is_missing_is_named_before_the_body_is_imported(spec, call):
     for missing in spec.required:
         rest = [each for each in valid(spec) if not each.startswith(f"--{missing}=")]
-        assert call(spec, rest) == (2, "", [f"{spec.name}: --{missing} is missing"])
+        advice = "" if rest else f"; {spec.name} --help lists the flags"
+        assert call(spec, rest) == (2, "", [f"{spec.name}: --{missing} is missing{advice}"])
     if valid(spec)[len(spec.required) :]:
         code, _, (sentence,) = call(spec, valid(spec)[: len(spec.required)])
         assert code == 2

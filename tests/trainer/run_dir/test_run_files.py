@@ -1,3 +1,5 @@
+import contextlib
+import json
 import multiprocessing
 import os
 import tempfile
@@ -45,6 +47,24 @@ def test_a_lost_file_does_not_make_a_run_a_new_one(tmp_path):
             check(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("beat", "is_lost"),
+    [
+        ({"step": 3, "state": "ended"}, True),
+        ({"step": 20, "state": "training"}, True),
+        ({"step": 19, "state": "training"}, False),  # The first checkpoint may be unfinished.
+        ({"step": 0, "state": "ended"}, False),
+        ({"step": "x"}, False),
+    ],
+)
+def test_a_run_that_has_lost_its_checkpoints_does_not_start_again(tmp_path, beat, is_lost):
+    run_files.check_not_trained(str(tmp_path), 10)
+    (tmp_path / "heartbeat.json").write_text(json.dumps(beat))
+    lost = pytest.raises(RunFileError, match=f"has no checkpoint, .* to step {beat['step']}:")
+    with lost if is_lost else contextlib.nullcontext():
+        run_files.check_not_trained(str(tmp_path), 10)
+
+
 def test_a_directory_of_another_run_is_refused(tmp_path):
     saved = SavedRun(HParams(), {"model": "resnet", "problem": "images"})
     run_files.check_same_run("/runs/1", saved, "resnet", "images")
@@ -69,7 +89,7 @@ def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
     assert preset.rotary_scaling_factor == 32
     assert run_files.resumed_hparams(saved, preset).rotary_scaling_factor == 1
     assert describe_differences(saved, preset, {}) == [
-        "rotary_scaling_factor: not declared in the saved run, 32.0 in today's preset, 1.0 in its"
+        "rotary_scaling_factor: not declared in the saved run, 32.0 in the hparams set, 1.0 in its"
         " declaration; using 1.0 from its declaration"
     ]
 

@@ -18,8 +18,9 @@ from t2tp.checkpoint.variables import named_shape, slices_as_saved
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_dir.find_checkpoint import find
+from t2tp.trainer.run_dir.run_lock import RunMovedError
 from t2tp.trainer.run_dir.run_saver import SavingError
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, Crash, Note, estimator, step_directory
 
@@ -89,6 +90,25 @@ def test_a_training_that_fails_waits_for_what_is_being_written(tmp_path, slow_sa
     with pytest.raises(RuntimeError, match="crash"):
         estimator(tmp_path).train(toy.inputs(), 7, hooks)
     assert all_steps(tmp_path / "checkpoints") == [4]
+
+
+def test_a_deleted_checkpoint_is_noticed_at_the_next_save(tmp_path, caplog):
+    def spoil() -> None:
+        wait_until(lambda: all_steps(tmp_path / "checkpoints") == [4])
+        shutil.rmtree(tmp_path / "checkpoints")
+
+    estimator(tmp_path).train(toy.inputs(), 8, [At(6, spoil)])
+    assert "step-00000004 was deleted by another program" in caplog.text
+    assert all_steps(tmp_path / "checkpoints") == [8]
+
+
+def test_any_failure_without_the_run_s_directory_is_answered_with_the_cause(tmp_path):
+    def spoil() -> None:
+        shutil.rmtree(tmp_path / "run")
+        raise FileNotFoundError("heartbeat.json")
+
+    with pytest.raises(RunMovedError, match="was moved or deleted"):
+        estimator(tmp_path / "run").train(toy.inputs(), 8, [At(5, spoil)])
 
 
 def test_what_cannot_be_written_ends_the_training_with_a_sentence(tmp_path):
