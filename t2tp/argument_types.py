@@ -13,15 +13,6 @@ from t2tp.suggestions import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Classes whose name does not tell a user what to write.
-_WORDS = {
-    "NoneType": "None",
-    "str": "text",
-    "PathLike": "a path",
-    "Callable": "a function",
-    "Mapping": "a dictionary",
-}
-
 
 def checked(function: F) -> F:
     """Decorates a function, or a class for its `__init__`, to check the types of its arguments.
@@ -51,9 +42,9 @@ def checked(function: F) -> F:
         hints = _hints(function)
         for argument, value in given.items():
             if argument in hints and not fits(value, hints[argument]):
-                raise TypeError(
-                    f"{name}: {argument} is {_shown(value)}, and must be {_words(hints[argument])}"
-                )
+                hint = function.__annotations__[argument]
+                hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+                raise TypeError(f"{name}: {argument} is {_shown(value)}, and must be {hint}")
         return function(*args, **kwargs)
 
     return typing.cast(F, call)
@@ -90,19 +81,6 @@ def fits(value: Any, hint: Any) -> bool:
             value, str | bytes | collections.abc.Mapping
         )
     return isinstance(value, kind)
-
-
-def _words(hint: Any) -> str:
-    """Describes a hint in words."""
-    options = typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_words, options)))
-    kind = typing.get_origin(hint) or hint
-    name = "None" if kind is None else getattr(kind, "__name__", str(kind))
-    word = _WORDS.get(name, name)
-    if word != name or name == "None":
-        return word
-    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _shown(value: Any) -> str:

@@ -2,12 +2,15 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from t2tp import registry
 from t2tp.checkpoint import all_steps
 from t2tp.toml import read_packaged
 from t2tp.trainer import run_yaml
+from t2tp.trainer.cli import train
 from t2tp.trainer.cli.flag_groups import groups
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
@@ -37,6 +40,19 @@ def test_it_trains_evaluates_and_goes_on(trainer, tmp_path, capfd):
     assert "resuming from the checkpoint of step 6" in said
     assert sorted(read_scalars(tmp_path / "run")["loss"]) == list(range(1, 9))
     assert all_steps(tmp_path / "run/checkpoints") == [6, 8]
+
+
+def test_a_longer_run_says_how_its_learning_rate_changes(caplog):
+    hparams = registry.hparams("transformer_lm_plain_tiny")
+    hparams.parse("learning_rate_schedule=constant*linear_warmup,learning_rate_constant=0.001")
+    hparams.learning_rate_warmup_steps = 20
+    saved = SimpleNamespace(flags={"train_steps": 10})
+    for steps in (10, 30, 40):
+        spec = SimpleNamespace(saved=saved, train_steps=steps, hparams=hparams)
+        train._warn_of_new_rate("train", spec, 10)
+    (said,) = [record.getMessage() for record in caplog.records if "instead of 10" in record.msg]
+    assert "train_steps=40 instead of 10 changes the learning rate of step 10" in said
+    assert "from 0.001 to 0.0005; --hparams=learning_rate_warmup_steps=1 keeps" in said
 
 
 def test_a_run_remembers_its_flags(trainer, trained, capfd):
