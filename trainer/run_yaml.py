@@ -34,13 +34,13 @@ NAMES = ("problem", "problem_options", "model", "hparams_set", "data_digest")
 MESH = ("mesh_shape", "layout")
 _SECTIONS = ("mesh", "hparams", "flags")
 _HEADER = "# Settings of the last start. t2tp_trainer --config=run.yaml trains with them again.\n"
-# Texts that are no strings in YAML's core schema, and "none", which means None in hparams: strings
-# like these are quoted.
+# Texts that are no strings in YAML's core schema, and those that hparams read as a number, a bool
+# or None ("00", "1_000", "inf", "none"): strings like these are quoted.
 _NO_STRINGS = {
     "null": r"(?i:~|null|none|)",
-    "bool": r"true|false",
-    "int": r"[-+]?(0|[1-9][0-9]*)",
-    "float": r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?",
+    "bool": r"(?i:true|false)",
+    "int": r"[-+]?[0-9][0-9_]*",
+    "float": r"[-+]?(\.[0-9]+|[0-9_]+\.?[0-9_]*)([eE][-+]?[0-9_]+)?|[-+]?(?i:inf|infinity|nan)",
 }
 # The value of a flag or hparam: its text, or the texts of a list's elements.
 Value = str | None | list[str]
