@@ -45,7 +45,7 @@ class Accumulated:
     idle_share: mtf.Tensor | None = None
 
 
-class _MicrobatchSums(NamedTuple):
+class _StepSums(NamedTuple):
     """The addends of one microbatch."""
 
     summaries: dict[str, mtf.Tensor]
@@ -100,7 +100,7 @@ def accumulate(
     weights = weights_loop.total
     (output,) = outputs
 
-    def sums_of(number: mtf.Tensor) -> _MicrobatchSums:
+    def sums_of(number: mtf.Tensor) -> _StepSums:
         del number
         shown = _scalar_summaries(weights_loop.microbatch_operations)
         share = mtf.add_n([term.mean(weights[name]) for name, term in output.terms.items()])
@@ -108,13 +108,13 @@ def accumulate(
         if mesh.layout.storage.stage >= 2:
             grads = gradients_at_rest(grads, mesh.graph.trainable_variables)
         summaries = {name: x * (1.0 / microbatches) for name, x in shown.items()}
-        return _MicrobatchSums(summaries, output.sums, [separate_sums(grad) for grad in grads])
+        return _StepSums(summaries, output.sums, [separate_sums(grad) for grad in grads])
 
-    total: _MicrobatchSums
+    total: _StepSums
     idle_share = None
     if mesh.layout.num_stages > 1:
 
-        def is_per_stage(sums: _MicrobatchSums) -> _MicrobatchSums:
+        def is_per_stage(sums: _StepSums) -> _StepSums:
             shared = tf.nest.map_structure(lambda _: False, sums)
             of_stage = zip(sums.gradients, variables_of(mesh), strict=True)
             return shared._replace(gradients=[[is_of_stage(v)] * len(g) for g, v in of_stage])
