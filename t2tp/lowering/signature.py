@@ -151,6 +151,10 @@ def _of_slices(op: upstream.Operation) -> Signature:
     )
 
 
+def _of_shift(op: upstream.ops.ShiftOperation) -> Signature:
+    return Signature(combined=[op._dim], ordered=[op._dim], cost="elementwise")
+
+
 _COPY = Signature(linear=True, any_slice=True, cost="view")
 
 # The signatures of mesh-tensorflow's operations, or functions that return them.
@@ -182,6 +186,7 @@ _UPSTREAM: dict[type, Signature | Callable[..., Signature]] = {
     upstream.ScalarAddOperation: Signature(any_slice=True),
     upstream.ScalarMultiplyOperation: Signature(any_slice=True),
     upstream.ScalarSummaryOperation: Signature(ordered=ALL, pads=True, cost="view"),
+    upstream.ops.ShiftOperation: _of_shift,
     upstream.ops.SliceOperation: _of_slices,
     upstream.SlicewiseOperation: _of_slices,
     upstream.ops.SplitOperation: _of_slices,
