@@ -14,7 +14,6 @@ from t2tp.problems.python_stdlib import source_files
 from tests.huggingface.tiny_files import write_tiny_chat_gpt2, write_tiny_llama
 from tests.page_blocks import blocks
 from tests.page_commands import PAGES, check_flags, commands, inline_commands, run
-from tests.trainer.calibration import tiny_machine
 
 _TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
 _CHECKPOINTS, _BEAMS = "--checkpoints=run/checkpoints", "--decode_hparams=beam_size=8"
@@ -108,17 +107,7 @@ WALKS = [
         },
         makes={"gpt2": write_tiny_chat_gpt2, "llama": write_tiny_llama},
     ),
-    Walk(
-        "docs/planning.md",
-        # Measuring a whole machine takes minutes, so the command appends to a prepared cluster
-        # file.
-        {
-            "--devices=16": "--devices=2",
-            "--devices=1,2,4,8": "--devices= --append",
-            "--processes=2,4": "--processes=2",
-        },
-        makes={"this_machine.toml": tiny_machine.write},
-    ),
+    Walk("docs/planning.md", {"--devices=16": "--devices=2"}),
     Walk("docs/data_at_scale.md"),
     Walk(
         "docs/tuning.md",

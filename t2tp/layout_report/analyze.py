@@ -23,6 +23,7 @@ from t2tp.step.attribution import Attribution
 from t2tp.step.kernels import Kernels, own_kernels
 from t2tp.step.lifetimes import Liveness
 from t2tp.step.lowered import LoweredStep
+from t2tp.step.memory import with_fragmentation
 from t2tp.step.order import FIRST, LAST, MIDDLE, Placed, is_weight, of_stage, program_order
 from t2tp.step.pipeline import ChunkBytes, pipeline_loop
 from t2tp.step.variables import owner_of
@@ -83,6 +84,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
                 # The activations that the stage saves for other microbatches.
                 memory["kept"] += (point != UPDATE) * max(0.0, saved[stage] - sum(by_stage[stage]))
             points.append(of_place)
+    peaks = [with_fragmentation(m, kernels) for each in points for m in each.values()]
     shapes = [tensor.shape for op in all_operations(graph.operations) for tensor in op.outputs]
     data = ReportData(
         layout,
@@ -91,7 +93,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
         tuple(_variables(graph, layout)),
         tuple(_activations(lifetimes)),
         tuple(_collectives(placed, graph, layout)),
-        max((m for each in points for m in each.values()), key=lambda m: sum(m.values())),
+        max(peaks, key=lambda memory: sum(memory.values())),
         None if loop is None else PipelineLine.of_loop(loop, layout),
     )
     return LayoutReport(data)

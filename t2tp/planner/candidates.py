@@ -123,6 +123,11 @@ class Candidate:
         """Returns a copy of hparams with the candidate's values."""
         return with_values(hparams, self.hparams())
 
+    @property
+    def kind(self) -> tuple[bool, bool, bool, str]:
+        """The class for which an estimate is wrong by about the same factor."""
+        return self.model > 1, self.expert > 1, self.stages > 1, self.recompute
+
     def program(self) -> Candidate:
         """Returns a candidate with the same lowered program.
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from t2tp import upstream
 from t2tp.mesh.collective_kinds import CollectiveKind, collective_kind
 from t2tp.planner.cluster_file import ClusterFile, Link
-from t2tp.planner.curves import CollectiveCurve, collective_curve_for, seconds_at
 from t2tp.step.work import Traffic
 
 
@@ -46,12 +45,6 @@ class CollectiveCost:
         group = self.group(traffic.axes)
         if group.size == 1:
             return 0.0
-        measured = self._curve(traffic.kind, group)
-        if measured is not None:
-            devices = self._cluster.sharing(self._mesh_shape.size)
-            # CPU devices share cores, which copy the data. So more devices or members take longer.
-            more = devices / measured.devices * max(1.0, group.size / measured.group)
-            return more * seconds_at(measured.points, traffic.num_bytes)[0]
         kind = collective_kind(traffic.kind)
         latency = self._latency(group, kind)
         if kind.is_direct:
@@ -67,20 +60,9 @@ class CollectiveCost:
             return 0.0
         return traffic.num_bytes * collective_kind(traffic.kind).sent_bytes(size)
 
-    def spread(self, traffic: Traffic) -> float:
+    def spread(self) -> float:
         """Returns the relative uncertainty of the seconds."""
-        curve = self._curve(traffic.kind, self.group(traffic.axes))
-        measured = seconds_at(curve.points, traffic.num_bytes)[1] if curve is not None else 0.0
-        return max(self._cluster.software.spread_links, measured)
-
-    def _curve(self, kind: str, group: Group) -> CollectiveCurve | None:
-        curves = self._cluster.software.collectives
-        if not curves:
-            return None
-        devices = self._cluster.sharing(self._mesh_shape.size)
-        processes = group.size // group.members[0] if self._cluster.links[0].of_process else 1
-        kind = collective_kind(kind).measured_as or kind
-        return collective_curve_for(curves, kind, group.size, devices, processes)
+        return self._cluster.software.spread_links
 
     def _group(self, axes: tuple[str, ...]) -> Group:
         """Counts the members of the first processor's group; the mesh's last axis is nearest."""
@@ -95,8 +77,6 @@ class CollectiveCost:
         counts = []
         for link in self._cluster.links:
             unit = link.devices or self._mesh_shape.size
-            if link.of_process:
-                unit = max(1, self._mesh_shape.size // self._cluster.processes)
             counts.append(sum(place < unit for place in places))
         return Group(len(places), tuple(counts))
 

@@ -15,11 +15,12 @@ from t2tp.planner.overlap import hidden_seconds
 from t2tp.report.units import size
 from t2tp.step.lifetimes import WITH_ACTIVATIONS
 from t2tp.step.lowered import LoweredStep
-from t2tp.step.memory import fits
-from t2tp.step.work import ATTENTION, COMPUTE_BOUND, PHASES, UPDATE
+from t2tp.step.memory import fits, with_fragmentation
+from t2tp.step.work import ATTENTION, COMPUTE_BOUND, FORWARD, PHASES, UPDATE
 
 # The bottlenecks of a step; communication also names its mesh axes.
 MATMULS, MEMORY, BUBBLE = "matmuls", "memory-bound operations", "the pipeline's bubble"
+HOST = "launches by the host"
 OPTIMIZER, COMMUNICATION = "the optimizer's update", "communication"
 
 _BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
@@ -56,6 +57,8 @@ class Cost:
             return ATTENTION
         if self.kind in COMPUTE_BOUND:
             return MATMULS
+        if self.kind == HOST:
+            return HOST
         return OPTIMIZER if self.phase == UPDATE else MEMORY
 
 
@@ -260,7 +263,7 @@ class Plan:
             peak=cluster.peak(dtype) / sharing,
             peak_dtype=dtype,
             price_per_hour=cluster.price_per_hour,
-            warnings=tuple(_warnings(step, cluster, limit - sum(by_point[point].values()))),
+            warnings=tuple(_warnings(step, cluster, limit - sum(by_point[point].values()), dtype)),
         )
 
 
@@ -281,13 +284,16 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
         for i, value in enumerate(values):
             total[i] += value
 
+    launch = cluster.software.host * step.arguments / cluster.steps_per_launch
+    if launch:
+        add(HOST, FORWARD, False, launch, 0.0, 1, 0.0, launch * cluster.software.spread)
     for w, seconds in work.items():
         add(w.kind, w.phase, False, seconds, 0.0, counts[w], 0.0, seconds * compute.spread(w))
     for t, seconds in traffic.items():
         kind = f"{t.kind} over {' and '.join(t.axes)}"
         sent = sends[t] * collective.sent_bytes(t)
         covered = hidden.get(t, 0.0)
-        error = seconds * collective.spread(t)
+        error = seconds * collective.spread()
         add(kind, t.phase, True, seconds - covered, covered, sends[t], sent, error)
     return [
         Cost(kind, phase, seconds, covered, round(n), sent, is_collective, abs(error))
@@ -295,8 +301,17 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     ]
 
 
-def _warnings(step: LoweredStep, cluster: ClusterFile, room: float) -> Iterator[str]:
+def _warnings(step: LoweredStep, cluster: ClusterFile, room: float, dtype: str) -> Iterator[str]:
     """Yields what may make the step slower than planned; `room` are the free bytes of a device."""
+    used, peak = cluster.peak_dtype(dtype), cluster.peak(dtype)
+    if used != dtype:
+        yield f"{cluster.name} has no peak for {dtype}: planned with {used}'s"
+    faster = cluster.device.peak.get("bfloat16", 0.0) / peak
+    if dtype == "float32" and faster > 1:
+        yield (
+            f"in float32: bfloat16 has {faster:.3g} times the peak and needs less memory"
+            " (--hparams=activation_dtype=bfloat16)"
+        )
     needed = cluster.software.cached_layers * _BFLOAT16 * step.layer_weights
     gathers = any(t.kind == "allgather" and t.of_state for t in step.traffic)
     if 0 <= room < needed and gathers and step.layout.storage.stage == 3:
@@ -319,14 +334,8 @@ def _memory(
     # Virtual devices share cores. A device that waits for a core holds no temporaries.
     if cluster.device.cores:
         memory["temporary"] *= min(1.0, cluster.device.cores * processes)
-    # Tensors that outlast the step do not fragment the memory.
-    lasting = {"weights", "optimizer", "features"}
-    if stack.keeps_buffers:
-        lasting |= {"gradients", "gathered"}
-    changing = sum(num_bytes for purpose, num_bytes in memory.items() if purpose not in lasting)
-    memory["fragmentation"] = stack.fragmentation * changing
     memory["reserved"] = cluster.device.reserved * processes
-    return memory
+    return with_fragmentation(memory, stack)
 
 
 def _interval(costs: list[Cost], seconds: float, residual: float) -> tuple[float, float]:

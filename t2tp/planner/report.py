@@ -181,8 +181,10 @@ def hparams_text(values: dict[str, Any]) -> str:
     return ",".join(f"{name}={str(value).lower()}" for name, value in values.items())
 
 
-def search_report(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> Report:
-    """Returns the report of a search: the proposals, and the whole plan of the first one."""
+def search_report(
+    proposals: Sequence[Proposal], train_tokens: float = 0.0, plan_flags: str = ""
+) -> Report:
+    """Returns the report of a search; `plan_flags` are flags that only t2tp_plan takes."""
     front, best = pareto(proposals), proposals[0].plan
     rows, dots = [], []
     for i, each in enumerate(proposals, start=1):
@@ -197,6 +199,7 @@ def search_report(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> R
     facts = [_title(best), f"{best.tokens:,} tokens a step"]
     if train_tokens:
         facts.append(f"The fastest takes {training_text(best, train_tokens)}.")
+    facts += [f"{WARNING}{warning}" for warning in best.warnings]
     headings = ("point", "#step", "#interval", "#MFU", f"#memory of {size(best.memory_limit)}")
     parts = [
         Facts(facts),
@@ -216,6 +219,8 @@ def search_report(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> R
         for i, each in enumerate(proposals, start=1)
         for line in (f"{i}. {slower_text(best, each.plan) if i > 1 else 'the first'}", each.flags)
     ]
+    if plan_flags:
+        lines.append(f"t2tp_plan also needs {plan_flags}")
     flags = Section("flags", "Flags of t2tp_plan and t2tp_trainer", [Facts(lines)])
     return Report(f"Search for {best.title}", [Section("proposals", "Proposals", parts), flags])
 

@@ -3,8 +3,9 @@
 Lowering one program takes about a second, and a search for 3,072 devices has hundreds of thousands
 of candidates. So a quick `Estimate` first rejects the candidates that do not fit, and sorts the
 remaining candidates by time. The estimate lowers only one row of the batch, on one device. Then the
-best candidates are lowered and planned, until `top` of them fit or 4 * `top` programs have been
-lowered.
+best candidate of each class is lowered and planned (classes differ in whether they split layers,
+experts or stages, and recompute). This corrects the estimates of all candidates of the class, and
+the best are planned, until `top` of them fit or 4 * `top` programs have been lowered.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ _DAY = 86_400  # Seconds.
 # The estimated seconds and bytes are assumed to be at most these multiples of the seconds and bytes
 # that are planned from the lowered program.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
+# The estimates of two classes of candidates are comparable up to this factor.
+_CLASS_ERROR = 1.5
 # How many of the best candidates are kept. Each is then tried with its mesh axes in other orders.
 _PERMUTED = 500
 
@@ -72,7 +75,7 @@ class Search:
       rules: rules that the layout must include, such as `heads:model`.
       top: number of proposals.
       flags: formats a proposal's hparams as flags.
-      progress: wraps the list of programs to lower, to show progress.
+      progress: wraps the programs to lower, to show progress.
     """
 
     request: Request
@@ -84,7 +87,7 @@ class Search:
     rules: Sequence[str] = ()
     top: int = 10
     flags: Callable[[HParams], str] = layout_flags
-    progress: Callable[[Sequence[list[Candidate]]], Iterable[list[Candidate]]] = iter
+    progress: Callable[[Iterator[list[Candidate]]], Iterable[list[Candidate]]] = iter
 
     def run(self) -> list[Proposal]:
         """Returns the proposals, fastest first.
@@ -180,33 +183,66 @@ class Search:
                 yield candidate
 
     def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
-        """Plans the first candidates; returns the fastest candidates that fit and are valid.
+        """Plans the most promising candidates; returns the fastest that fit and are valid.
 
         Candidates that differ only in the pipeline's schedule or number of chunks are planned
-        together: they share one lowered program, and lowering takes long; see
-        `lowered_schedule`.
+        together: they share one lowered program, and lowering takes long; see `lowered_schedule`.
         """
-        by_program: dict[Candidate, list[Candidate]] = {}
-        for candidate in ranked:
-            by_program.setdefault(candidate.program(), []).append(candidate)
+        # Class of candidates -> seconds of the lowered program relative to the estimate.
+        factors: dict[tuple, float] = {}
         proposals: list[Proposal] = []
-        for group in self.progress(list(by_program.values())[: 4 * self.top]):
+        groups = itertools.islice(self._in_order(ranked, factors, proposals), 4 * self.top)
+        for group in self.progress(groups):
             with without_garbage_collection():
-                proposals += self._proposals(group[: self.top])
-            if len(proposals) >= self.top:
-                break
-        return sorted(proposals, key=lambda each: each.plan.seconds)[: self.top]
+                planned = list(self._proposals(group[: self.top]))
+            for each in planned:
+                estimated = self.estimate.seconds(each.candidate, self.rows)
+                factors.setdefault(each.candidate.kind, each.plan.seconds / estimated)
+                if each.plan.fits == "yes":
+                    proposals.append(each)
+            proposals.sort(key=lambda each: each.plan.seconds)
+        return proposals[: self.top]
+
+    def _in_order(
+        self,
+        ranked: Sequence[Candidate],
+        factors: Mapping[tuple, float],
+        proposals: Sequence[Proposal],
+    ) -> Iterator[list[Candidate]]:
+        """Yields the candidates of each program, the best of each class first.
+
+        The estimate is wrong by about the same factor for all candidates of a class. So the others
+        follow in the order of their estimates times the `factors` of their classes, until `top`
+        proposals are faster than the next estimate.
+        """
+        groups: dict[Candidate, list[Candidate]] = {}
+        for candidate in ranked:
+            groups.setdefault(candidate.program(), []).append(candidate)
+        seconds = {each: self.estimate.seconds(each, self.rows) for each in groups}
+        limit = _CLASS_ERROR * min(seconds.values(), default=0.0)
+        seen: set[tuple] = set()
+        for program in list(groups):
+            is_new = program.kind not in seen and len(seen) < self.top
+            if is_new and seconds[program] <= limit:
+                seen.add(program.kind)
+                yield groups.pop(program)
+        while groups:
+            scaled = {each: seconds[each] * factors.get(each.kind, 1.0) for each in groups}
+            best = min(scaled, key=lambda each: scaled[each])
+            slowest = proposals[self.top - 1 : self.top]
+            if slowest and slowest[0].plan.seconds <= scaled[best]:
+                return
+            yield groups.pop(best)
 
     def _proposals(self, group: Sequence[Candidate]) -> Iterator[Proposal]:
-        """Plans candidates; yields the candidates that fit and whose layout is valid."""
+        """Plans candidates; yields the candidates whose layout is valid."""
         for candidate in group:
             hparams = candidate.applied(self._hparams)
             try:
                 plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
             except LayoutError:
                 continue
-            if plan.fits == "yes":
-                yield Proposal(candidate, hparams, self.flags(hparams), plan)
+            yield Proposal(candidate, hparams, self.flags(hparams), plan)
 
     def _reason(self) -> str:
         """Explains why nothing fits: the batch, the choices, or the number of devices."""

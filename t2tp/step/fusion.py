@@ -4,6 +4,7 @@
 result: half of the bytes that three kernels would move.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,8 +13,8 @@ from t2tp import upstream
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
 from t2tp.step.order import Placed
-from t2tp.step.slices import kind_of, slice_bytes, work_of
-from t2tp.step.work import COPY, FUSED, Work
+from t2tp.step.slices import kind_of, slice_bytes, updated_bytes, work_of
+from t2tp.step.work import COPY, FUSED, PRODUCT, SOFTMAX, Work
 
 # Views, whose inputs a kernel reads directly.
 _VIEWS = (upstream.Depend, upstream.StopGradient)
@@ -42,6 +43,10 @@ def works(
         elif chains is not None and work.kind == COPY and each.collectives:
             continue  # The result of a collective needs no kernel to copy it.
         made[work] += hooks(each.operation).unpadded_share(layout)
+        temporaries = hooks(each.operation).temporaries(layout)
+        if work.kind == PRODUCT and temporaries:  # Written and read, chunk by chunk.
+            passed = 2 * math.prod(work.sizes[:3]) * sum(dtype.size for _, dtype in temporaries)
+            made[replace(work, kind=SOFTMAX, flops=0.0, sizes=(), num_bytes=float(passed))] += 1
     return made
 
 
@@ -63,7 +68,8 @@ class Chains:
         self.fusable = fusable = {
             each.operation: each
             for each in placed
-            if each.is_computed and kind_of(each.operation) in FUSED
+            if each.is_computed
+            and (kind_of(each.operation) in FUSED or isinstance(each.operation, upstream.Assign))
         }
         self._needed = set(outputs)
         self._layout = layout
@@ -115,7 +121,8 @@ class Chains:
         """Returns the bytes that a kernel of the chain reads and writes."""
         written = {y for op in chain for y in op.outputs if self.is_written(y)}
         moved = (*self._reads(chain), *written)
-        return sum(slice_bytes(x, self._layout) for x in moved)
+        updated = sum(updated_bytes(op, self._layout) for op in chain)
+        return updated + sum(slice_bytes(x, self._layout) for x in moved)
 
     def is_written(self, tensor: upstream.Tensor) -> bool:
         """Whether a tensor is written to memory; intermediate results of a kernel are not."""

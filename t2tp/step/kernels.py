@@ -1,20 +1,12 @@
 """The kernels that run a step, as far as they change what is computed and what is saved."""
 
-# This import makes the types of fields text, as cluster_file.py expects.
-from __future__ import annotations
-
-from dataclasses import MISSING, dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from t2tp.hparam_limits import Limits
 
 # Values of `attention` without a dedicated kernel: separate matmuls, or t2tp's own operation.
 WITHOUT_KERNEL = ("unfused", "engine")
-
-
-def key(default: Any = MISSING, **limits: Any) -> Any:
-    """Declares a key of a cluster file with the limits of its values."""
-    return field(default=default, metadata={"limits": Limits(**limits)})
 
 
 @dataclass(frozen=True)
@@ -39,15 +31,18 @@ class Kernels:
         them again for the gradients of the weights.
       repeats_all: whether recomputation repeats whole layers, including operations that no gradient
         needs.
+      fragmentation: bytes that the allocator cannot use because free memory is in small pieces, as
+        a share of the bytes that each step allocates.
     """
 
     attention: str = "engine"
     fuses: bool = False
     keeps_masks: bool = False
-    float32_logits: int = key(0, min=0, max=4)
+    float32_logits: Annotated[int, Limits(min=0, max=4)] = 0
     keeps_buffers: bool = False
     gathers_again: bool = False
     repeats_all: bool = False
+    fragmentation: Annotated[float, Limits(min=0.0, max=1.0)] = 0.0
 
     @property
     def has_kernel(self) -> bool:
@@ -55,10 +50,13 @@ class Kernels:
         return self.attention not in WITHOUT_KERNEL
 
 
-# t2tp's kernels in a step that XLA compiles.
-XLA = Kernels(attention="cudnn", fuses=True)
+# t2tp's kernels in a step that XLA compiles. The fragmentation is measured: two steps of GPT-2 124M
+# on an H200 (benchmarks/gpu/nvidia_h200.json).
+XLA = Kernels(attention="cudnn", fuses=True, fragmentation=0.28)
 
 
 def own_kernels(devices: int, *, on_cpu: bool) -> Kernels:
     """Returns t2tp's own kernels. XLA compiles the whole step only on a single GPU."""
-    return Kernels() if on_cpu or devices > 1 else XLA
+    if on_cpu:
+        return Kernels()
+    return XLA if devices == 1 else Kernels(fragmentation=XLA.fragmentation)

@@ -39,6 +39,7 @@ class LoweredStep:
       layer_bytes: see `Liveness`.
       flops: FLOPs of the forward pass's matmuls on the whole mesh, as `matmul_flops` counts them.
       hidden_flops: FLOPs of scores that a causal mask hides.
+      arguments: number of variables and slots, which each launch of the step passes.
       layer_weights: number of weights of the largest layer that a processor uses; 0 without layers.
     """
 
@@ -52,6 +53,7 @@ class LoweredStep:
     flops: float
     hidden_flops: float
     layer_weights: int
+    arguments: int
 
     @classmethod
     def from_program(
@@ -104,6 +106,7 @@ class LoweredStep:
             flops,
             hidden,
             largest_layer(graph, layout),
+            len(graph.all_variables),
         )
 
     @property
@@ -153,6 +156,7 @@ class LoweredStep:
         return dataclasses.replace(
             self,
             memory=memory,
+            arguments=self.arguments + times * (longer.arguments - shorter.arguments),
             flops=self.flops + times * (longer.flops - shorter.flops),
             hidden_flops=self.hidden_flops + times * (longer.hidden_flops - shorter.hidden_flops),
             **counted,

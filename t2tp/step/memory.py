@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from t2tp.step.kernels import Kernels
+
 # Share of a device's memory that a step must leave free, for everything that the analysis does not
 # model: workspace inside kernels, and blocks that the allocator cannot join.
 HEADROOM = 0.05
@@ -57,3 +59,12 @@ def fits(needed: float, memory: float, headroom: float = HEADROOM) -> str:
     if needed <= usable(memory, headroom):
         return "yes"
     return "borderline" if needed <= memory else "no"
+
+
+def with_fragmentation(memory: dict[str, float], kernels: Kernels) -> dict[str, float]:
+    """Adds the bytes lost to fragmentation. Tensors that outlast the step lose none."""
+    lasting = {"weights", "optimizer", "features", "fragmentation", "reserved"}
+    if kernels.keeps_buffers:
+        lasting |= {"gradients", "gathered"}
+    changing = sum(num_bytes for purpose, num_bytes in memory.items() if purpose not in lasting)
+    return {**memory, "fragmentation": kernels.fragmentation * changing}

@@ -48,30 +48,34 @@ def _sizes(shape: upstream.Shape, layout: Layout) -> dict[upstream.Dimension, in
     return dict(zip(shape.dims, layout.slice_size(shape), strict=True))
 
 
+def updated_bytes(op: upstream.Operation, layout: Layout) -> int:
+    """Returns the bytes that an operation moves to read and write the variables that it updates."""
+    variables = op.variables if isinstance(op, upstream.Assign) else ()
+    sizes = (math.prod(layout.slice_size(v.shape)) * v.slice_dtype.size for v in variables)
+    return 2 * sum(sizes)
+
+
 def work_of(placed: Placed, layout: Layout) -> Work:
     """Returns the work of an operation that is not fused with others."""
     op, kind = placed.operation, kind_of(placed.operation)
     tensors = [*op.inputs, *op.outputs]
     moved = sum(slice_bytes(x, layout) for x in tensors)
-    if isinstance(op, upstream.Assign):  # It reads and writes the slices of its variables.
-        for variable in op.variables:
-            elements = math.prod(layout.slice_size(variable.shape))
-            moved += 2 * elements * variable.slice_dtype.size
+    moved += updated_bytes(op, layout)
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.
         moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
     if isinstance(op, BatchNormOperation) and placed.collectives:
         # TensorFlow's kernel computes the statistics of a slice, and also normalizes the slice.
         # After the collectives, the slice is normalized again by the batch's statistics.
         moved *= 2
-    largest = max(tensors, key=lambda x: x.shape.size, default=None)
+    # A matmul multiplies in the dtype of its inputs, also if it adds up in another.
+    read = op.inputs if kind == PRODUCT else tensors
+    largest = max(read, key=lambda x: x.shape.size, default=None)
     sizes: tuple[int, ...] = ()
     details: dict[str, Any] = {}
     flops = 0.0
     if kind == PRODUCT:
         is_einsum = isinstance(op, upstream.EinsumOperation)
         sizes = _product_sizes(op, layout) if is_einsum else hooks(op).product_sizes(layout)
-        temporaries = hooks(op).temporaries(layout)  # Written and read, chunk by chunk.
-        moved += 2 * math.prod(sizes[:3]) * sum(dtype.size for _, dtype in temporaries)
         flops = 2.0 * math.prod(sizes)
     elif kind in (ATTENTION, ATTENTION_GRAD):
         sizes, flops, details = _attention(op, kind == ATTENTION, layout)

@@ -13,9 +13,9 @@ ATTENTION, ATTENTION_GRAD = "attention", "attention_grad"
 COMPUTE_BOUND = (PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD)
 
 # Kinds that are bound by the memory's bandwidth.
-ELEMENTWISE, COPY, RANDOM = "elementwise", "copy", "random"
-_PASSES = ("reduce", "norm", "batch_norm", "softmax", "gather", "cross_entropy", "update")
-MEMORY_BOUND = (ELEMENTWISE, COPY, RANDOM, *_PASSES)
+ELEMENTWISE, COPY, RANDOM, SOFTMAX = "elementwise", "copy", "random", "softmax"
+_PASSES = ("reduce", "norm", "batch_norm", "gather", "cross_entropy", "update")
+MEMORY_BOUND = (ELEMENTWISE, COPY, RANDOM, SOFTMAX, *_PASSES)
 # The kinds that a compiler fuses with each other.
 FUSED = (ELEMENTWISE, RANDOM)
 

@@ -45,7 +45,7 @@ def test_a_measured_machine_goes_first(monkeypatch, tmp_path):
     assert auto_layout.this_cluster().name == "cpu"
     cpu = ClusterFile.load("cpu")
     (tmp_path / "this_machine.toml").write_text("name = ")
-    with pytest.raises(ValueError, match="not TOML"):
+    with pytest.raises(ValueError, match="is not TOML"):
         auto_layout.this_cluster()
     assert cpu.device.cores > 1
 

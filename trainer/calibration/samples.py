@@ -1,6 +1,6 @@
 """Small steps for timing. Each consists of many operations of one kind, as models use them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.layer_norm import layer_norm
+from t2tp.processes.cluster import has_gpu
 from t2tp.step.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT
 
 _D_KV = 64
@@ -33,19 +34,22 @@ class Sample:
 
     Attributes:
       kind: kind of work.
-      sizes: sizes for `build`, smallest first.
+      size, gpu_size: sizes for `build`, on CPUs and on GPUs.
       build: function of mesh, size and count that builds a chain of `count` operations.
     """
 
     kind: str
-    sizes: Sequence[int]
+    size: int
+    gpu_size: int
     build: Callable[[Mesh, int, int], mtf.Tensor]
 
 
 def _variable(mesh: Mesh, name: str, *dims: tuple[str, int]) -> mtf.Tensor:
     shape = mtf.Shape([mtf.Dimension(*dim) for dim in dims])
     initializer = tf.random_normal_initializer(stddev=0.05)
-    return mtf.get_variable(mesh, name, shape, initializer=initializer)
+    x = mtf.get_variable(mesh, name, shape, initializer=initializer)
+    # Models on GPUs compute in 16 bits.
+    return mtf.cast(x, tf.bfloat16) if has_gpu() else x
 
 
 def _matrix(mesh: Mesh, rows: int, columns: int = 256, name: str = "x") -> mtf.Tensor:
@@ -178,28 +182,35 @@ def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
     return _gradients(y)
 
 
-_ROWS = (16, 256, 4096)
+_ROWS = (4096, 1 << 16)
 # A sample also contains operations of earlier kinds. Their seconds are known and are subtracted
 # from the sample's time, so the order matters.
 SAMPLES = (
-    Sample("elementwise", _ROWS, _chain(_elementwise, backward=True)),
-    Sample("reduce", _ROWS, _reduce),
-    Sample("copy", _ROWS, _chain(_copy)),
-    Sample("random", _ROWS, _chain(lambda y, i: mtf.dropout(y, is_training=True, rate=0.1))),
-    Sample("norm", _ROWS, _chain(_norm, backward=True)),
-    Sample("batch_norm", (4, 16, 32), _chain(_batch_norm, backward=True, first=_images)),
-    Sample("softmax", _ROWS, _chain(lambda y, i: mtf.softmax(y, y.shape.dims[1]), backward=True)),
-    Sample("gather", (64, 1024), _gather),
-    Sample("cross_entropy", (32, 1024), _cross_entropy),
-    Sample("update", (4, 256, 4096), _update),
-    Sample(PRODUCT, (32, 128, 1024, 2048), _product),
-    Sample(ATTENTION, (16, 128, 1024), _chain(_attention, first=_queries)),
-    Sample(ATTENTION_GRAD, (16, 128, 1024), _chain(_attention, backward=True, first=_queries)),
-    Sample(CONVOLUTION, (4, 16, 32), _convolution),
+    Sample("elementwise", *_ROWS, _chain(_elementwise, backward=True)),
+    Sample("reduce", *_ROWS, _reduce),
+    Sample("copy", *_ROWS, _chain(_copy)),
+    Sample("random", *_ROWS, _chain(lambda y, i: mtf.dropout(y, is_training=True, rate=0.1))),
+    Sample("norm", *_ROWS, _chain(_norm, backward=True)),
+    Sample("batch_norm", 32, 64, _chain(_batch_norm, backward=True, first=_images)),
+    Sample("softmax", *_ROWS, _chain(lambda y, i: mtf.softmax(y, y.shape.dims[1]), backward=True)),
+    Sample("gather", 1024, 1 << 15, _gather),
+    Sample("cross_entropy", 1024, 1 << 14, _cross_entropy),
+    Sample("update", *_ROWS, _update),
+    Sample(PRODUCT, 1024, 4096, _product),
+    Sample(ATTENTION, 1024, 1 << 14, _chain(_attention, first=_queries)),
+    Sample(ATTENTION_GRAD, 1024, 1 << 14, _chain(_attention, backward=True, first=_queries)),
+    Sample(CONVOLUTION, 32, 64, _convolution),
 )
 
-# Number of float32 values in the input of each member of a collective.
-COLLECTIVE_SIZES = (1 << 10, 1 << 16, 1 << 20)
+
+def many_variables(count: int) -> Callable[[Mesh], mtf.Tensor]:
+    """Returns a builder of a step that reads many small variables."""
+
+    def build(mesh: Mesh) -> mtf.Tensor:
+        return mtf.add_n([_matrix(mesh, 1, 8, f"x{i}") for i in range(count)])
+
+    return build
+
 
 # The mesh axis over which the measured collectives run.
 GROUP = "group"
@@ -207,7 +218,7 @@ _BETWEEN = 384  # Size of the matmul before each collective; this matmul takes a
 
 
 class CollectiveSample(Operation):
-    """Runs collectives over the axis `group`, with a matmul before each collective.
+    """Runs all-reduces over the axis `group`, with a matmul before each of them.
 
     If `kind` is "", it runs only the matmuls.
 
@@ -227,13 +238,7 @@ class CollectiveSample(Operation):
         axis = mesh_impl.shape.dimension_names.index(GROUP)
         size = mesh_impl.shape.to_integer_list[axis]
         use = mesh_impl.collectives
-        run = {
-            "allreduce": lambda x: use.allreduce(x, [axis], "Add") / size,
-            "reducescatter": lambda x: tf.tile(use.reducescatter(x, axis, 0) / size, [size]),
-            "allgather": lambda x: use.allgather(x, axis, 0)[: x.shape[0]],
-            "alltoall": lambda x: use.alltoall(x, axis, 0, 0),
-            "permute": lambda x: use.permute(x, axis, [size - 1, *range(size - 1)]),
-        }.get(self._kind, tf.identity)
+        run = tf.identity if not self._kind else lambda x: use.allreduce(x, [axis], "Add") / size
         x = lowering.slice(self.inputs[0])
         for _ in range(self._count):
             matrix = tf.fill([_BETWEEN, _BETWEEN], x[0])

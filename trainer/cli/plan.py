@@ -39,6 +39,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 
 # Flags that t2tp_trainer needs too, to build the same model.
+_OF_PLAN = ("cluster", "stack", "vocab_size")
 _SHARED = ("t2t_usr_dir", "problem", "problem_options", "data_dir", "model", "hparams_set")
 
 
@@ -106,7 +107,8 @@ def _search(
     )
     days = flags.days
     proposals = search.fewest_devices(train_tokens, days) if days else search.run()
-    report = search_report(proposals, train_tokens)
+    own = [f"--{name}={flags[name].value}" for name in _OF_PLAN if flags[name].value]
+    report = search_report(proposals, train_tokens, shlex.join(own))
     _draw(flags, report)
     if not flags.json:
         print(report)
