@@ -18,8 +18,8 @@ t2tp_datagen --problem=languagemodel_python_stdlib --vocab_size=2048 --data_dir=
 
 echo
 echo "== 2. Training on a mesh of 2 x 2: 'data' splits the batch, 'model' splits heads, d_ff and vocab"
-t2tp_trainer $run --schedule=train_and_evaluate --train_steps="$steps" --local_eval_frequency=0 \
-  --save_checkpoints_steps=200
+t2tp_trainer $run --schedule=train_and_evaluate --train_steps="$steps" --local_eval_frequency=100 \
+  --save_checkpoints_steps=200 --log_step_count_steps=10
 
 echo
 echo "== 3. A sample: the model continues 'class Reader'"

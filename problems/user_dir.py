@@ -1,9 +1,12 @@
 """Imports a directory with a user's own problems, models and hparams sets (--t2t_usr_dir)."""
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from os import PathLike
 from pathlib import Path
@@ -21,7 +24,8 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
 
     Raises:
       NotADirectoryError: there is no such directory.
-      ValueError: the directory's name is no valid package name, or another package has this name.
+      ValueError: the directory's name is no valid package name, or another package has this name;
+        or a module imports tensor2tensor.
     """
     path = Path(directory).expanduser().resolve()
     if path.is_file():
@@ -36,11 +40,12 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
             f" name it with letters, digits and _, as in {_importable(path.name)!r}"
         )
     _check_name_is_free(path)
-    package = sys.modules.get(path.name) or _import_package(path)
-    if not _has_code(path / "__init__.py"):
-        for module in sorted(path.glob("*.py")):
-            if module.stem != "__init__":
-                importlib.import_module(f"{path.name}.{module.stem}")
+    with _refusing_tensor2tensor():
+        package = sys.modules.get(path.name) or _import_package(path)
+        if not _has_code(path / "__init__.py"):
+            for module in sorted(path.glob("*.py")):
+                if module.stem != "__init__":
+                    importlib.import_module(f"{path.name}.{module.stem}")
     if path not in _imported:
         _imported.append(path)
     return package
@@ -49,6 +54,21 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
 def imported_user_dirs() -> list[Path]:
     """Returns the imported directories; worker processes import them before unpickling."""
     return list(_imported)
+
+
+@contextlib.contextmanager
+def _refusing_tensor2tensor() -> Iterator[None]:
+    """Says what to write instead of an import of tensor2tensor, which is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "tensor2tensor":
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"{place.filename}, line {place.lineno}: t2tp does not use tensor2tensor; a Problem"
+            " class before and after is in docs/coming_from_tensor2tensor.md#a-problem-class"
+        ) from error
 
 
 def _check_name_is_free(path: Path) -> None:

@@ -109,6 +109,7 @@ WALKS = [
     ),
     Walk("docs/planning.md", {"--devices=16": "--devices=2"}),
     Walk("docs/data_at_scale.md"),
+    Walk("docs/many_gpus.md"),
     Walk(
         "docs/tuning.md",
         {

@@ -33,13 +33,25 @@ ARGUMENTS = {
     "fine_tune_with_lora.py": ["model", "chats.jsonl", "output", "12"],
 }
 MAKES = {"fine_tune_with_lora.py": {"model": write_tiny_gpt2, "chats.jsonl": _write_chats}}
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE)
+SCRIPTS = sorted(
+    path.name
+    for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
+    if path.name not in ELSEWHERE
+)
 
 
 def run_script() -> None:
-    """Runs a script as `python PATH` does."""
+    """Runs a script as `python PATH` does, or the cells of a notebook."""
     del sys.argv[0]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    path = Path(sys.argv[0])
+    if path.suffix == ".py":
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    names: dict = {}
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            exec(compile("".join(cell["source"]), path.name, "exec"), names)
 
 
 def losses(target: str, arguments: list[str], directory: Path) -> list[float]:

@@ -28,7 +28,14 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
 }
-LANGUAGES = {".py": "python", ".sh": "sh", ".toml": "toml", ".md": "markdown", ".svg": "xml"}
+LANGUAGES = {
+    ".py": "python",
+    ".ipynb": "json",
+    ".sh": "sh",
+    ".toml": "toml",
+    ".md": "markdown",
+    ".svg": "xml",
+}
 # The target of a link without its #anchor.
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 

@@ -16,6 +16,7 @@ from t2tp.optional_import import optional_import
 from t2tp.problems.data.permutation import mix
 from t2tp.problems.vocab.vocabulary import (
     END_OF_DOCUMENT,
+    FIRST_BYTE,
     PADDING,
     UNKNOWN,
     Vocabulary,
@@ -44,6 +45,10 @@ _NORMALIZED_AWAY = "\N{LATIN SMALL LIGATURE FI}  x"  # A ligature and two spaces
 _NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
 
 
+# SentencePiece's options for the ids of special tokens. The 256 bytes follow these tokens.
+_SPECIAL_IDS = {"pad_id": PADDING, "eos_id": END_OF_DOCUMENT, "unk_id": UNKNOWN, "bos_id": -1}
+
+
 class SubwordVocabulary(Vocabulary):
     """Pieces of words, and bytes for characters without a piece."""
 
@@ -57,6 +62,11 @@ class SubwordVocabulary(Vocabulary):
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise ValueError(f"it is not a model of SentencePiece ({error})") from error
+        ids = {name: getattr(self._processor, name)() for name in _SPECIAL_IDS}
+        first, last = map(self._processor.piece_to_id, ("<0x00>", "<0xFF>"))
+        if ids != _SPECIAL_IDS or (first, last) != (FIRST_BYTE, FIRST_BYTE + 255):
+            options = ", ".join(f"{name}={number}" for name, number in _SPECIAL_IDS.items())
+            raise ValueError(f"SentencePiece must train it with {options}, byte_fallback=True")
 
     @cached_property
     def is_lossless(self) -> bool:  # type: ignore[override]
@@ -195,10 +205,7 @@ def _train(chunks: Iterable[str], size: int, model_type: str, normalization: str
         model_writer=model,
         model_type=model_type,
         vocab_size=size,
-        pad_id=PADDING,
-        eos_id=END_OF_DOCUMENT,
-        unk_id=UNKNOWN,
-        bos_id=-1,
+        **_SPECIAL_IDS,
         # Lossless: characters are unchanged, and characters without a piece fall back to bytes.
         byte_fallback=True,
         normalization_rule_name=_NORMALIZATIONS[normalization],

@@ -12,6 +12,7 @@ import t2tp.hparams  # noqa: F401 (registers the sets that a user's set begins w
 from t2tp import problems, registry
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer.run_dir import run_files
+from tests.page_blocks import blocks
 from tests.page_commands import run
 from tests.problems.decoded import decoded
 from tests.python_code import run_code
@@ -83,6 +84,24 @@ def test_what_cannot_be_imported_is_said(tmp_path):
     (tmp_path / "my-problems").mkdir()
     with pytest.raises(ValueError, match="a directory named 'my-problems'.*'my_problems'"):
         import_user_dir(tmp_path / "my-problems")
+    (tmp_path / "of_t2t").mkdir()
+    (tmp_path / "of_t2t" / "words.py").write_text("\nfrom tensor2tensor.utils import registry\n")
+    with pytest.raises(ValueError, match=r"words.py, line 2: .* is in docs/(\S+)#a-problem-class$"):
+        import_user_dir(tmp_path / "of_t2t")
+
+
+def test_the_class_that_replaces_one_of_tensor2tensor_works(tmp_path):
+    (tmp_path / "of_page").mkdir()
+    shown, *_ = blocks("coming_from_tensor2tensor.md", "python")
+    (tmp_path / "of_page" / "shout.py").write_text(shown)
+    (tmp_path / "lines.txt").write_text("".join(f"the line {n}\n" for n in range(40)))
+    import_user_dir(tmp_path / "of_page")
+    problem = problems.find("shout")
+    problem.prepare(tmp_path / "data", tmp_dir=tmp_path)
+    samples = decoded(problem, tmp_path / "data")["test"]
+    assert {each["inputs"]: each["targets"] for each in samples} == {
+        f"the line {n}": f"THE LINE {n}" for n in (1, 21)
+    }
 
 
 def test_python_s_path_stays_as_it_is(tmp_path):

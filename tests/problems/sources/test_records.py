@@ -11,6 +11,7 @@ from t2tp.problems.data.sample import BadSampleError
 from t2tp.problems.sources.records import Records
 from t2tp.trainer.cli.programs import t2tp_trainer
 from t2tp.trainer.run_dir import run_files
+from tests.page_blocks import blocks
 from tests.page_commands import commands
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -180,18 +181,22 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):
     saved(tmp_path / "saved", {"train": translations[:100], "validation": translations[100:]})
     write(tmp_path / "hub" / "train-00000-of-00001.parquet", [{"text": text} for text in TEXTS])
     shown = commands(PAGE)
-    assert len(shown) == 9
+    assert len(shown) == 10
+    (own_vocabulary,) = blocks("own_data.md", "python")
+    exec(own_vocabulary, {})
     for program, *arguments in shown:
         flags = dict(each.removeprefix("--").split("=", 1) for each in arguments)
         options = flags.get("problem_options", "")
         if program == "t2tp_datagen":
-            options += f",vocab_size={flags['vocab_size']}"
+            if "vocab_size" in flags:
+                options += f",vocab_size={flags['vocab_size']}"
             problems.find(flags["problem"], options).prepare(flags["data_dir"])
         problem = problems.find(flags["problem"])  # without options
         batch = problem.stream("data", "train", 2, 512)[0]
         assert (batch["targets"][:] > 0).any() or "text2class" in flags["problem"]
     assert {path.name for path in Path("data").iterdir() if path.name[0] != "."} == {
         "languagemodel_textfiles",
+        "languagemodel_textfiles-pieces",
         "languagemodel_records",
         "languagemodel_records-hub",
         "languagemodel_records-letters",

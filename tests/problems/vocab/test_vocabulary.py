@@ -1,7 +1,9 @@
+import io
 import itertools
 
 import numpy as np
 import pytest
+import sentencepiece
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from t2tp import problems
 from t2tp.problems.vocab import subwords
 from t2tp.problems.vocab.characters import CharacterVocabulary, count_characters
-from t2tp.problems.vocab.subwords import train_subwords
+from t2tp.problems.vocab.subwords import SubwordVocabulary, train_subwords
 from t2tp.problems.vocab.vocabulary import (
     END_OF_DOCUMENT,
     FIRST_PIECE,
@@ -214,6 +216,17 @@ def test_a_vocabulary_that_cannot_be_made_is_said_in_one_sentence(texts, size, m
     whole = f"^cannot train a vocabulary of {size} pieces: {message}$"
     with pytest.raises(ValueError, match=whole):
         train_subwords(texts, size)
+
+
+def test_a_model_of_sentencepiece_with_other_ids_is_refused():
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=34, minloglevel=2
+    )
+    with pytest.raises(
+        ValueError, match="train it with pad_id=0, eos_id=1, .*, byte_fallback=True"
+    ):
+        SubwordVocabulary(model.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -428,9 +428,11 @@ def test_the_names_of_the_package_complete_before_it_is_loaded():
 
 
 def test_a_program_starts_by_its_name(capfd):
-    command = [sys.executable, "-m", "t2tp.trainer.cli"]
+    command = [sys.executable, "-m", "t2tp"]
     assert subprocess.run([*command, "t2tp_bleu", "--version"]).returncode == 0
     assert capfd.readouterr().out.startswith("t2tp ")
+    assert subprocess.run(command).returncode == 0
+    assert re.findall(r"^t2tp_\w+", capfd.readouterr().out, re.M) == [*PROGRAMS]
     assert subprocess.run([*command, "t2tp_blue"]).returncode == 2
     assert "unknown program 't2tp_blue': did you mean t2tp_bleu, " in capfd.readouterr().err
 
