@@ -20,7 +20,7 @@ PEERS := benchmarks/environments/jax benchmarks/environments/torch
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-ci test-fast test-beam lint docs package format bench bench-full bench-check clean
+.PHONY: demo images test test-ci test-fast test-beam lint docs package format bench bench-full bench-check clean
 
 $(PACKAGE_STAMP) $(STAMP): setup.py pyproject.toml
 	@echo "Installing t2tp and its dependencies in $(VENV): some minutes the first time"
@@ -31,6 +31,10 @@ $(PACKAGE_STAMP) $(STAMP): setup.py pyproject.toml
 # `make test` installs everything that the demo needs.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE_STAMP))
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
+
+# Makes the README's images; the layout page needs chromium.
+images: demo
+	$(BIN)/python tools/images.py $(DEMO)
 
 # A test with several parameters runs cases that cover all values, and a slow test one case.
 # `make test-ci` runs such cases of slow tests too, `.venv/bin/pytest` every case.
