@@ -1,4 +1,4 @@
-"""`python -m t2tp` lists the programs, and `python -m t2tp t2tp_trainer --help` runs one."""
+"""`python -m t2tp` lists the programs, and `python -m t2tp t2tp_trainer ...` runs one."""
 
 import runpy
 

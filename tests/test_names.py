@@ -24,6 +24,8 @@ SOURCE = ("t2tp", "trainer", "problems", "hparams")
 
 # Flags of other programs that messages and docstrings mention.
 OTHER_FLAGS = {"direct_num_workers", "direct_running_mode", "format", "name", "no", "runner"}
+# Of TensorFlow.
+OTHER_FLAGS |= {"tf_xla_persistent_cache_directory", "xla_gpu_per_fusion_autotune_cache_dir"}
 # Files and attributes of other projects that look like ours.
 OTHER_PAGES = {"SECURITY.md"}
 OTHER_MEMBERS = {"SelfAttention.relative_attention_bias"}

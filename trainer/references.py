@@ -1,7 +1,7 @@
 """The reference's scores of pairs of replies, for preference losses such as DPO.
 
 The reference is the model at the run's start, before its first step: with adapters, the model
-without them. It may also be another run (`config.reference_from`). Each row is scored once, without
+without them. It may also be another run (`--reference_from`). Each row is scored once, without
 dropout, in the rows in which it is trained, so at the first step model and reference are equal to
 the bit. The scores are in the run's directory, with what they were computed from:
 

@@ -201,7 +201,7 @@ def search_report(
         facts.append(f"The fastest takes {training_text(best, train_tokens)}.")
     facts += [f"{WARNING}{warning}" for warning in best.warnings]
     headings = ("point", "#step", "#interval", "#MFU", f"#memory of {size(best.memory_limit)}")
-    parts = [
+    parts: list[Part] = [
         Facts(facts),
         Table(headings, rows),
         Note(
