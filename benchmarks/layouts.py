@@ -94,12 +94,11 @@ def main() -> None:
         hparams.mesh_shape, hparams.layout = mesh_shape, layout
         hparams.parse(changes)
         program = program_of(hparams, arguments.vocab_size)
-        memory = {line.what: line.on_device for line in t2tp.explain(program).data.memory()}
-        at_rest = memory["variables"] + memory["optimizer slots"]
+        memory = t2tp.explain(program).data.memory
         columns = (
-            at_rest,
-            memory.get("weights gathered once a step", 0),
-            memory["activations stored for the backward pass"],
+            memory["weights"] + memory["optimizer"],
+            memory.get("gathered", 0),
+            memory.get("kept", 0),
             sent(program.collective_log()),
         )
         cells = " | ".join(f"{size / 1e9:.2f} GB" if size else "-" for size in columns)

@@ -107,6 +107,14 @@ WALKS = [
         },
         makes={"gpt2": write_tiny_chat_gpt2, "llama": write_tiny_llama},
     ),
+    Walk(
+        "docs/preferences.md",
+        {"--hparams_set=transformer_lm_small": "--hparams_set=transformer_lm_tiny"},
+        files={
+            "pairs.jsonl": '{"prompt": "the", "chosen": " quick fox", "rejected": " dog"}\n' * 60
+        },
+        makes={"llama": write_tiny_llama},
+    ),
     Walk("docs/planning.md", {"--devices=16": "--devices=2"}),
     Walk("docs/data_at_scale.md"),
     Walk("docs/many_gpus.md"),
