@@ -147,7 +147,11 @@ class ModelType:
         The result is not empty for hparams whose values cannot be written in a config.
         """
         try:
-            different = self.different(self._nearest_config(hparams), hparams)
+            config = self._nearest_config(hparams)
+        except ConversionError:  # Only the shape of images can be missing.
+            return {"image_shape": hparams.get("image_shape")}
+        try:
+            different = self.different(config, hparams)
         except ConversionError:  # Only activations have names that a type may lack.
             different = {"mlp": None}
         return {name: canonical(hparams).get(name) for name in different}
