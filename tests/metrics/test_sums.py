@@ -91,11 +91,16 @@ def test_figures_are_ratios_of_sums():
         **{"true_positives": 2.0, "positives": 3.0, "predicted_positives": 5.0},
         **{"loss/cross_entropy": 6.0, "loss_weight/cross_entropy": 4.0, "expert_choices": 8.0},
         **{"loss/load_balance": 3.0, "loss_weight/load_balance": 6.0},
+        **{"pairs": 2.0, "chosen_rewards": 3.0, "rejected_rewards": -1.0, "preferred": 1.0},
+        **{"chosen_log_probs": -6.0, "rejected_log_probs": -8.0, "log_ratios": 2.0},
     }
     figures = {
         **{"loss": 2.0, "neg_log_perplexity": -2 * math.log(2), "perplexity": 4.0},
         **{"bits_per_byte": 0.5, "bits_per_dim": 2.0, "accuracy": 0.75, "accuracy_top5": 1.0},
         **{"accuracy_per_sequence": 0.5, "f1": 0.5, "expert_dropped_share": 0.125},
+        **{"reward_chosen": 1.5, "reward_rejected": -0.5, "reward_margin": 2.0},
+        **{"reward_accuracy": 0.5, "log_prob_chosen": -3.0, "log_prob_rejected": -4.0},
+        **{"reference_kl": 0.5},
     }
     assert compute(METRICS, sums) == pytest.approx(figures)
     assert needed_sums(["perplexity", "accuracy_top5"]) == {"nll", "tokens", "correct_top_5"}

@@ -5,6 +5,7 @@ import functools
 import pytest
 import tensorflow as tf
 
+import t2tp
 from t2tp import mtf
 from t2tp.models.image_transformer import MtfImageTransformer
 from tests.models.small_image_transformer import (
@@ -96,10 +97,18 @@ def test_a_mesh_need_not_divide_the_levels():
     assert_close(program(make_batch()), program_of("full")(make_batch()), 1e-5)
 
 
-def test_decoding_needs_a_prefix_and_the_images_length():
+@pytest.mark.parametrize(
+    ("prefix", "length", "message"),
+    [
+        ({}, LENGTH, "begins with the feature `prefix`"),
+        ({"prefix": t2tp.Feature("batch:2;prefix_length:1", tf.int32)}, LENGTH + 1, "64 .*not 65"),
+    ],
+)
+def test_decoding_needs_a_prefix_and_the_images_length(prefix, length, message):
     model = MtfImageTransformer(make("full"), {"targets": LEVELS})
-    with pytest.raises(ValueError, match="begins with the feature `prefix`"):
-        model.prefill(None, {}, mtf.Dimension("length", LENGTH))
-    prefix = {"prefix": None}
-    with pytest.raises(ValueError, match="64 values, not 65"):
-        model.prefill(None, prefix, mtf.Dimension("length", LENGTH + 1))
+
+    def step(mesh, features):
+        return model.prefill(mesh, features, mtf.Dimension("length", length))
+
+    with pytest.raises(ValueError, match=message):
+        t2tp.Program(step, prefix)
