@@ -49,7 +49,7 @@ def wrong_values(hparams: HParams, name: str) -> list[str]:
     limits, whole = hparams.limits(name), hparams.expected(name).startswith(("int", "list[int]"))
     wrong = ["nan", "inf", "-inf", *([str(10**23), str(2**63)] if whole else ["1e39"])]
     if limits.choices is not None:
-        wrong = ["no_such_choice", "''"]
+        wrong = ["no_such_choice", *(["''"] if "" not in limits.choices else [])]
     step = 1 if whole else 1e-3
     wrong += [f"{limits.min - step}"] if limits.min is not None else []
     wrong += [f"{limits.max + step}"] if limits.max is not None else []
