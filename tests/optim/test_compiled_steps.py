@@ -29,11 +29,17 @@ def step_of(family: str, **changes: object) -> t2tp.Program:
 
 def hlo_of(program: t2tp.Program, stage: str) -> str:
     """Returns the HLO of a program."""
-    inputs = program.trace().structured_input_signature[0]
-    scalars, slices = inputs[:2], inputs[3]
-    given = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), (scalars, slices))
-    variables = [v.slices[0] for v in program._used]
-    return program._run.experimental_get_compiler_ir(*given[0], variables, given[1])(stage)
+    run = program.trace()
+    pnum, span, _, batches = run.structured_input_signature[0]
+    given = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), (pnum, span, batches))
+    variables = [v.slices[0] for v in program.variables]
+    # TensorFlow prints the code of a function without variables among its arguments.
+    function = tf.function(
+        lambda pnum, span, batches: run(pnum, span, variables, batches),
+        jit_compile=True,
+        autograph=False,
+    )
+    return function.experimental_get_compiler_ir(*given)(stage)
 
 
 def check(hlo: str) -> int:
