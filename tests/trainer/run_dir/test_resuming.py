@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tensorboard.backend.event_processing import plugin_event_accumulator
@@ -62,15 +63,7 @@ def test_tensorboard_and_the_json_log_have_each_step_once(tmp_path):
 def test_evaluations_that_come_again_are_shown_once(tmp_path, data_dir):
     settings = {"local_eval_frequency": 1, "train_steps": 3, "eval_steps": 1}
     first = experiment(tmp_path, data_dir, **settings)
-    evaluation, count = first._evaluation("validation"), [0]
-
-    def crash_at_the_second(*args: object) -> str:
-        count[0] += 1
-        if count[0] == 2:
-            raise RuntimeError("crash")
-        return ""
-
-    first._early_stopping, evaluation.plateau = True, lambda stopping: crash_at_the_second()
+    first._evaluation.plateau = mock.Mock(side_effect=["", RuntimeError("crash")])
     with pytest.raises(RuntimeError, match="crash"):
         first.train_and_evaluate()
     assert shown_steps(tmp_path / "eval", "loss") == [1]

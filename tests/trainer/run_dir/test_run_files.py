@@ -8,10 +8,11 @@ import pytest
 
 from t2tp import registry
 from t2tp.hparam import HParams, describe_differences
-from t2tp.trainer.hparams_fit import declared
+from t2tp.trainer import run_yaml
 from t2tp.trainer.inference import files
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import OtherRunError, RunFileError, SavedRun
+from t2tp.trainer.run_yaml import RunSettings
 
 
 def test_what_was_written_is_read_back(tmp_path):
@@ -29,7 +30,7 @@ def test_what_was_written_is_read_back(tmp_path):
         (b"{", r"run\.yaml, line 1 is not YAML"),
         (b"[1]", r"run\.yaml is a list, not an object of names and values"),
         (b"\xff{}", r"run\.yaml is not YAML"),
-        (b"model: 5", r"run\.yaml: model is 5, and must be of type str"),
+        (b"model: [5]", r"run\.yaml: model is a list, and must be text"),
         (b"flags: {train_steps: true}", r"run\.yaml: train_steps is True, and must be of type int"),
         (b"model: transformer_lm\nhparams: {d_ff: x}", r"run\.yaml: d_ff: expected int"),
     ],
@@ -80,12 +81,13 @@ def test_going_on_takes_saved_values_and_new_declarations():
     assert preset.d_model == 16
 
 
-def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
+def test_going_on_takes_the_default_of_what_a_preset_sets_since_then(tmp_path):
     saved = registry.hparams("llama_3b")
     preset = saved.copy()
     values = saved.values()
     del values["rotary_scaling_factor"]  # As in a run older than this hparam.
-    saved = declared(values, "llama_3b", None)
+    run_yaml.write(tmp_path / "run.yaml", RunSettings({"hparams_set": "llama_3b"}, values))
+    saved = run_files.read(tmp_path).hparams
     assert preset.rotary_scaling_factor == 32
     assert run_files.resumed_hparams(saved, preset).rotary_scaling_factor == 1
     assert describe_differences(saved, preset, {}) == [
