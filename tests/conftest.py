@@ -12,6 +12,11 @@ import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+from t2tp.processes import exact_environment
+
+if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0" and exact_environment.needs_isa():
+    os.environ.setdefault(exact_environment.ISA_VARIABLE, exact_environment.ISA)
+
 import hypothesis
 import pytest
 from absl import logging

@@ -34,6 +34,7 @@ from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.mesh.sizes import check_consistent_sizes
 from t2tp.mesh.storage import axes_at_rest
 from t2tp.processes.cluster import Cluster, connect, threads_of_an_operation
+from t2tp.processes.exact_environment import ISA, ISA_VARIABLE, needs_isa
 from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.program.executor import Executor
 from t2tp.program.outputs import Outputs, dims_to_gather
@@ -626,6 +627,11 @@ class Program:
             raise LayoutError(
                 f"{number} does not hold for oneDNN's matmuls, which depend on the number of rows:"
                 " set the environment variable TF_ENABLE_ONEDNN_OPTS=0."
+            )
+        if needs_isa() and os.environ.get(ISA_VARIABLE) not in ("SSE41", ISA):
+            raise LayoutError(
+                f"{number} does not hold for oneDNN's matmuls with AVX2: set the environment"
+                f" variable {ISA_VARIABLE}={ISA} before the start."
             )
         if (threads := threads_of_an_operation()) != 1:
             raise LayoutError(

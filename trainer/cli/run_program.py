@@ -17,7 +17,7 @@ from absl import flags as absl_flags
 
 from t2tp.object_store import mirror
 from t2tp.object_store.store import StoreError
-from t2tp.processes import process_spec
+from t2tp.processes import exact_environment, process_spec
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.processes.signals import sigint_ends
 from t2tp.quiet import quiet_import
@@ -179,7 +179,7 @@ def _prepare_exact_sums(flags: absl_flags.FlagValues) -> None:
         with contextlib.suppress(OSError, ValueError):  # Whoever needs the file reports the error.
             values.append(str(run_yaml.read(path).hparams.get("exact_sums", "0")))
     if values and values[0] != "0":
-        os.environ.update(TF_ENABLE_ONEDNN_OPTS="0", TF_NUM_INTRAOP_THREADS="1")
+        os.environ.update(exact_environment.variables())
 
 
 def _caller(spec: ProgramSpec, process: ProcessSpec | None) -> str:
