@@ -7,7 +7,7 @@ Each field of the classes below is a key, with its type and its range. Errors na
 import itertools
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -336,7 +336,10 @@ def _table(path: str) -> dict[str, Any]:
         check_known(parent, shipped(), "clusters", f"like is {parent!r}", InvalidFileError)
         table = _merged(_table(parent), table)
     stacks: dict[str, Any] = {}
+    keys = ["like", *(each.name for each in fields(SoftwareStack))]
     for name, stack in table.get("stacks", {}).items():
+        for key in stack:
+            check_known(key, keys, "keys", f"stacks.{name}.{key}", InvalidFileError)
         above = stack.pop("like", None)
         if above is not None:
             where = f"stacks.{name}.like is {above!r}"

@@ -145,10 +145,10 @@ def test_no_value_of_another_type_or_out_of_range_is_taken(path, tmp_path):
 @pytest.mark.parametrize("path", PATHS, ids=name_of)
 def test_a_misspelled_key_is_met_with_the_nearest(path, tmp_path):
     *_, key = path
-    inner = table = changed(path, None)
+    inner = table = copy.deepcopy(WHOLE)
     for part in path[:-1]:
         inner = inner[part]
-    inner[f"{key}x"] = 1e12
+    inner[f"{key}x"] = inner.pop(key)
     assert key in refused(table, tmp_path, f"{key}x").replace(f"{key}x", "")
 
 
@@ -163,7 +163,7 @@ WRONG = {
     "overlap": (("stacks", "plain", "overlap"), 1.5),
     "launch": (("device", "launch"), 2e-3),
     "latency": (("links", 0, "latency"), 0.2),
-    "kind": (("stacks", "plain", "shares"), {"nrm": 0.5}),
+    "norm": (("stacks", "plain", "shares"), {"nrm": 0.5}),
 }
 
 
