@@ -9,10 +9,10 @@ from t2tp import problems
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes data from two text files; returns their directory and a check of the data."""
+    """Makes data from three text files; returns their directory and a check of the data."""
     texts = tmp_path / "texts"
     texts.mkdir()
-    for name in ("a", "b"):
+    for name in ("a", "b", "ab"):  # ab.txt never changes.
         (texts / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(60)))
     options = f"files={texts}/*.txt,documents=lines,vocab_size=280"
     problems.find("languagemodel_textfiles", options).prepare(tmp_path / "data")
