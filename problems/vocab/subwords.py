@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
@@ -46,7 +46,12 @@ _NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
 
 
 # SentencePiece's options for the ids of special tokens. The 256 bytes follow these tokens.
-_SPECIAL_IDS = {"pad_id": PADDING, "eos_id": END_OF_DOCUMENT, "unk_id": UNKNOWN, "bos_id": -1}
+_SPECIAL_IDS: dict[str, Any] = {
+    "pad_id": PADDING,
+    "eos_id": END_OF_DOCUMENT,
+    "unk_id": UNKNOWN,
+    "bos_id": -1,
+}
 
 
 class SubwordVocabulary(Vocabulary):
