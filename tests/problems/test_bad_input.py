@@ -81,8 +81,8 @@ DAMAGED = {
     "a truncated shard": ("train-00000-of-00001.targets", shorten, " bytes were written"),
     "a changed vocabulary": ("vocabulary.model", flip, "is not the file that the rest"),
     "a missing manifest": ("manifest.json", "unlink", "has no manifest.json"),
-    "a pipe as manifest": ("manifest.json", as_pipe, "manifest.json is not a manifest"),
-    "a truncated manifest": ("manifest.json", shorten, "manifest.json is not a manifest"),
+    "a pipe as manifest": ("manifest.json", as_pipe, "is not a regular file"),
+    "a truncated manifest": ("manifest.json", shorten, "manifest.json is not JSON"),
 }
 
 

@@ -43,7 +43,7 @@ A, B, EMPTY = {"a.txt": "one\ntwo\n"}, {"b.txt": "three\n"}, {f"{i}.txt": "" for
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
-        (A, "", "1 sample .*train, validation, test: give documents=lines, or validation_files"),
+        (A, "", "2 samples .*train, validation, test: give documents=lines, or validation_files"),
         (A | B, ",validation_files=b.txt", "1 sample .*validation, test: give .*, or test_files"),
         (A | B, ",test_files=b.txt", "test_files without validation_files: give validation_files"),
         (A | EMPTY, ",validation_files=*[0-6].txt", "no text in 0.txt, .*, 4.txt and 2 more"),
