@@ -23,6 +23,7 @@ from t2tp.trainer.cli import run_program as runner
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError
+from t2tp.trainer.eval_config import EvalConfig
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
 from tests.python_code import run_code
@@ -245,7 +246,8 @@ def names_read(spec: ProgramSpec) -> set[str]:
                 new |= {(module, node.id)} - seen if node.id in own else set()
                 new |= {imported[node.id]} - seen if node.id in imported else set()
                 # `spec_from_flags` reads the flags that have the names of these fields.
-                read |= {each.name for each in fields(RunConfig)} if node.id == "fields" else set()
+                settings = (RunConfig, EvalConfig) if node.id == "fields" else ()
+                read |= {each.name for kind in settings for each in fields(kind)}
         new = {each for each in new if each[0] != CLI}
     return read
 

@@ -68,7 +68,7 @@ WRONG = {
     "fixed rule": ({**SEARCH, "fix": "headz:model"}, "did you mean heads:model"),
     "fixed value": ({**SEARCH, "fix": "recompute=everything"}, "recompute"),
     "batch": ({**SEARCH, "global_batch_tokens": "1000"}, "use 896 or 1024"),
-    "cluster": ({"cluster": "a10"}, "--cluster=a10: did you mean a100"),
+    "cluster": ({"cluster": "a10"}, "did you mean a100"),
     "stack": ({"stack": "megatro"}, "did you mean megatron"),
     "model": ({"model": "transformer_ml"}, "did you mean transformer_"),
     "set of another model": ({"hparams_set": "mtf_resnet_tiny"}, "mtf_resnet"),

@@ -201,6 +201,7 @@ def test_a_wrong_file_is_one_sentence(trainer, tmp_path, capfd, text):
 
 # Flags with paths that t2tp only reads, as data.
 READ = {"hparams_set", "config", "data_dir", "checkpoint_path", "warm_start_from"}
+READ |= {"teacher", "reference_from"}
 
 
 def test_flags_with_paths_are_read_or_not_taken_from_a_file():
