@@ -27,12 +27,15 @@ def test_what_was_written_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", r"run\.yaml, line 1 is not YAML"),
-        (b"[1]", r"run\.yaml is a list, not an object of names and values"),
-        (b"\xff{}", r"run\.yaml is not YAML"),
+        (b"{", r"run\.yaml, line 2 is not YAML"),
+        (b"[1]", r"run\.yaml is a list, and must be an object of names and values"),
+        (b"\xff{}", r"run\.yaml is not UTF-8"),
         (b"model: [5]", r"run\.yaml: model is a list, and must be text"),
-        (b"flags: {train_steps: true}", r"run\.yaml: train_steps is True, and must be of type int"),
-        (b"model: transformer_lm\nhparams: {d_ff: x}", r"run\.yaml: d_ff: expected int"),
+        (
+            b"flags: {train_steps: true}",
+            r"run\.yaml: train_steps is True, and must be a whole number",
+        ),
+        (b"model: transformer_lm\nhparams: {d_ff: x}", r"run\.yaml: d_ff=x: expected int"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, said):
