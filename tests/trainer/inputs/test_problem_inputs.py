@@ -23,10 +23,14 @@ NUMERALS = {
 }
 
 
+# A model that reads inputs.
+OF_PAIRS = {"model": "transformer", "hparams_set": "transformer_tiny"}
+
+
 @pytest.mark.slow
 def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
     """The problem is in a user's directory; flags override its changes of hparams."""
-    flags = {**NUMERALS, "data_dir": tmp_path / "data", "train_steps": 2}
+    flags = {**NUMERALS, **OF_PAIRS, "data_dir": tmp_path / "data", "train_steps": 2}
     assert trainer(**flags) == 0
     assert run_files.read(tmp_path / "run").hparams.max_length == 16  # 32 in the set
     assert trainer(**flags, output_dir=tmp_path / "other", hparams="max_length=24") == 0
@@ -41,7 +45,8 @@ def test_pairs_in_buckets_of_length_train(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(AlgorithmicProblem, "sample_counts", counts)
     flags = {"problem": name, "problem_options": options, "schedule": "train", "train_steps": 8}
     flags |= {"data_dir": tmp_path / "data", "generate_data": True, "mesh_shape": "data:2"}
-    assert trainer(**flags, hparams="batch_size=4", log_step_count_steps=8) == 0
+    hparams = "batch_size=4,max_length=32"
+    assert trainer(**flags, **OF_PAIRS, hparams=hparams, log_step_count_steps=8) == 0
     shown = read_scalars(tmp_path / "run")
     assert shown["loss"].keys() == {8}
     assert "examples_per_second" not in shown
