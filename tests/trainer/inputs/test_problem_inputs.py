@@ -87,7 +87,7 @@ def test_a_model_that_takes_other_features_is_refused(trainer, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
-    flags = {**NUMERALS, "data_dir": tmp_path / "data"}
+    flags = {**NUMERALS, **OF_PAIRS, "data_dir": tmp_path / "data"}
     assert trainer(**flags, train_steps=2) == 0
     made_again = problems.find("roman_numerals")
     made_again.samples = lambda split, directory, tmp_dir: [{"inputs": "1", "targets": "I"}] * 50
