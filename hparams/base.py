@@ -2,7 +2,8 @@
 
 A set is a table `[model.name]` with its help text `doc`, its `parent`, and the values that differ
 from the parent's. A set without a parent begins with the trainer's hyperparameters. `declares`
-names groups of declarations.toml with the hyperparameters that the set's model reads:
+names groups of declarations.toml with the hyperparameters that the set's model reads, and `without`
+the groups of the parent that it does not read:
 
     [vit.vit_base]
     declares = ["adapters", "vit"]
@@ -74,10 +75,13 @@ def _declarations() -> dict[str, Any]:
 def _register(model: str, name: str, row: Mapping[str, Any]) -> None:
     values = dict(row)
     parent, groups = values.pop("parent", ""), values.pop("declares", ())
+    unread = [name for group in values.pop("without", ()) for name in _declarations()[group]]
     doc = values.pop("doc")
 
     def variant() -> HParams:
         hparams = registry.hparams(parent) if parent else base_hparams()
+        for each in unread:
+            hparams.remove(each)
         declare(hparams, *groups)
         for each, value in values.items():
             hparams.set(each, value)

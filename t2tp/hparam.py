@@ -124,6 +124,11 @@ class HParams:
         self._values[name] = declaration.check(name, default)
         self._declarations[name] = declaration
 
+    def remove(self, name: str) -> None:
+        """Removes a declaration; raises AttributeError if there is none."""
+        self._declaration(name)
+        del self._values[name], self._declarations[name]
+
     def set(self, name: str, value: Any) -> None:
         """Sets a declared hyperparameter, as assigning to the attribute does.
 

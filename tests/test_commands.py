@@ -94,7 +94,7 @@ WALKS = [
     Walk(
         "docs/huggingface.md",
         {
-            "--train_steps=1000": "--train_steps=2 --eval_steps=1 --hparams=batch_size=4",
+            "--hparams_set=transformer_lm_small": "--hparams_set=transformer_lm_tiny",
             "4": "2",  # processes
         },
         files={
@@ -105,7 +105,11 @@ WALKS = [
             "tasks/animals.yaml": blocks("huggingface.md", "yaml")[0],
             "animals.jsonl": '{"question": "the", "choices": [" fox", " dog"], "answer": 1}\n' * 3,
         },
-        makes={"gpt2": write_tiny_chat_gpt2, "llama": write_tiny_llama},
+        makes={
+            "gpt2": write_tiny_chat_gpt2,
+            "llama": write_tiny_llama,
+            "tokenizer": write_tiny_llama,
+        },
     ),
     Walk(
         "docs/preferences.md",

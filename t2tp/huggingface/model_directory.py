@@ -210,7 +210,7 @@ def _image_channels(path: Path) -> dict[str, list[float]]:
         return {}
     # The image processor multiplies bytes by this factor; t2tp divides them by 255.
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
-    scale = round(factor * 255, 9)
+    scale = round((factor or 0) * 255, 9)
     channels = {name: config.get(name) or [] for name in names}
     if not scale or not all(isinstance(values, list) for values in channels.values()):
         raise ConversionError(f"{path / IMAGES_FILE} has no list of a number for each channel")

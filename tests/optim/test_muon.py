@@ -59,7 +59,7 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
     ours, wanted = train(hparams, *layout), peer_result(scale, 0.1)
     assert wanted["loss"][-1] < 0.9 * wanted["loss"][0]
     for name in wanted:
-        np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-6, atol=3e-6, err_msg=name)
 
 
 @pytest.mark.slow

@@ -153,7 +153,6 @@ def trl_training(base, pairs, directory, **settings):
         output_dir=str(directory),
         per_device_train_batch_size=BATCH,
         max_steps=STEPS,
-        learning_rate=1.0,
         lr_scheduler_type="constant",
         optim="sgd",
         max_grad_norm=0.0,
@@ -165,7 +164,7 @@ def trl_training(base, pairs, directory, **settings):
         gradient_checkpointing=False,
         train_sampling_strategy="sequential",
         disable_tqdm=True,
-        **settings,
+        **{"learning_rate": 1.0, **settings},
     )
     dataset = datasets.Dataset.from_list(pairs)
     trainer = trl.DPOTrainer(
@@ -179,8 +178,8 @@ CASES = {
     "dpo": ({}, {}),
     "dpo_norm": ({"preference_loss": "dpo_norm"}, {"loss_type": ["sigmoid_norm"]}),
     "ipo": (
-        {"preference_loss": "ipo", "preference_beta": 0.3},
-        {"loss_type": ["ipo"], "beta": 0.3},
+        {"preference_loss": "ipo", "preference_beta": 0.3, "learning_rate_constant": 0.1},
+        {"loss_type": ["ipo"], "beta": 0.3, "learning_rate": 0.1},
     ),
     "sft": ({"preference_sft": 0.5}, {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}),
 }

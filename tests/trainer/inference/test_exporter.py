@@ -84,7 +84,7 @@ def test_a_text_model_answers_as_the_decoder(ask, tmp_path, capsys):
         assert row[: len(fields) // 2] == [f.replace("\\t", "\t") for f in fields[::2]]
         assert scores == pytest.approx([float(f) for f in fields[1::2]], abs=1e-4)
     assert exporter(["t2tp_exporter", *run.flags(max_input_length=99)]) == 2
-    assert "max_length" in capsys.readouterr().err
+    assert "context_length, 32" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_language_model_of_a_mesh_answers_from_one_device(ask, tmp_path, capsy
     (tmp_path / "translator").symlink_to(run.output_dir)
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    _, code = blocks("coming_from_tensor2tensor.md", "python")
+    *_, code = blocks("coming_from_tensor2tensor.md", "python")
     exec(compile(code, "coming_from_tensor2tensor.md", "exec"), {})
     assert len(re.findall(r"^-\d+\.\d\d ", capsys.readouterr().out, re.MULTILINE)) == 2
 

@@ -116,4 +116,11 @@ def test_only_the_runs_own_reports_are_cut_off_a_log(tmp_path, name):
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(lines) + "\n" * (lines[-1] != "unended"))
     JsonLog(str(path)).resume("/run", step)
-    assert path.read_text().splitlines() == [each for each in lines if each not in cut_off]
+    found = path.read_text().splitlines()
+    kept = [each for each in lines if each not in cut_off]
+    assert found[: len(kept)] == kept
+    # A run of this directory without the checkpoint's line gets one.
+    added = [json.loads(each) for each in found[len(kept) :]]
+    assert [(each["event"], each["step"]) for each in added] == [("checkpoint", step)] * bool(
+        cut_off
+    )
