@@ -104,7 +104,7 @@ def test_a_deleted_checkpoint_is_noticed_at_the_next_save(tmp_path, caplog):
 
 def test_any_failure_without_the_run_s_directory_is_answered_with_the_cause(tmp_path):
     def spoil() -> None:
-        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").rename(tmp_path / "other")
         raise FileNotFoundError("heartbeat.json")
 
     with pytest.raises(RunMovedError, match="was moved or deleted"):
