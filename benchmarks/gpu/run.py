@@ -38,7 +38,6 @@ HERE = Path(__file__).parent
 # In the order of their importance.
 STAGES = {
     "plain": "rows of one segment, one step in a launch",
-    "no_segments": "the same without segment features: no branch in attention",
     "packed": "rows of five segments of odd lengths",
     "loops": "eight steps in a launch",
     "trainer": "the Estimator, with eight steps in a launch, with and without op determinism",
@@ -243,7 +242,6 @@ def measurements(
     others = {peer: program for peer, program in PEERS.items() if peer != "t2tp"}
     options = {
         "plain": {},
-        "no_segments": {"segments": "none"},
         "packed": {"segments": "packed"},
         "loops": {"loop": LOOP, "segments": "packed"},
     }

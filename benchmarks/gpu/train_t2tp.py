@@ -25,16 +25,9 @@ def step_fn(mesh, features):
 
 
 feature = t2tp.Feature(f"batch:{args.batch};length:{args.length}", tf.int32)
-names = ("targets",) if args.segments == "none" else model.takes
-program = t2tp.Program(step_fn, {name: feature for name in names}, xla=True)
+program = t2tp.Program(step_fn, {name: feature for name in model.takes}, xla=True)
 model_t2tp.load(program, sizes, args.length)
-batch = program.place(
-    {
-        name: value
-        for name, value in gpt.packed(sizes, args.batch, args.length, args.segments).items()
-        if name in names
-    }
-)
+batch = program.place(gpt.packed(sizes, args.batch, args.length, args.segments))
 steps_done = 0
 
 
