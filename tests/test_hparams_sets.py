@@ -22,6 +22,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.optim import apply_gradients
+from t2tp.planner.depth import depths, period
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
@@ -186,10 +187,12 @@ def update_a_weight(hparams: HParams) -> None:
 
 @functools.cache
 def on_its_mesh(hparams_set: str, classes: int = 0) -> Built:
+    """Builds the set with one period of its layers, because further layers add no dimension."""
     hparams = registry.hparams(hparams_set)
     usual = USUAL_MESH if hparams.batch_size > 1 else MESH_OF_A_ROW
-    mesh_shape = hparams.mesh_shape or usual
-    return build(hparams_set, {"mesh_shape": mesh_shape}, classes=classes)
+    few = {} if "layers:" in hparams.layout else dict.fromkeys(depths(hparams), period(hparams))
+    changes = {"mesh_shape": hparams.mesh_shape or usual, **few}
+    return build(hparams_set, changes, classes=classes)
 
 
 def read_by(hparams_set: str) -> frozenset[str]:

@@ -27,15 +27,24 @@ def _sequence(name: str) -> dict:
     return {"Sequence": {"id": name, "type_id": 0}}
 
 
-@pytest.fixture(scope="module", params=_SIZES)
-def model(request, tmp_path_factory) -> Path:
+# The kind of the model, and whether its prompts are conversations.
+_KINDS = [("gpt2", False), ("llama", False), ("llama", True)]
+
+
+@pytest.fixture(scope="module", params=_KINDS, ids=["gpt2", "llama", "llama, chat"])
+def kind(request) -> tuple[str, bool]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(kind, tmp_path_factory) -> Path:
     """Makes a directory with `tasks`, a model in `hf`, and a `run` of the same model."""
     directory = tmp_path_factory.mktemp("harness")
     write_tasks(directory / "tasks", 4)
     write = {"gpt2": tiny_files.write_tiny_gpt2, "llama": tiny_files.write_tiny_llama}
-    write[request.param](directory / "hf", eos_token_id=0, **_SIZES[request.param])
+    write[kind[0]](directory / "hf", eos_token_id=0, **_SIZES[kind[0]])
     tokens = {"eos_token": tiny_files.END, "tokenizer_class": "PreTrainedTokenizerFast"}
-    if request.param == "llama":  # Begins each text with BOS.
+    if kind[0] == "llama":  # Begins each text with BOS.
         path = directory / "hf/tokenizer.json"
         tokenizer = json.loads(path.read_text())
         begin = {"id": "!", "ids": [1], "tokens": ["!"]}
@@ -54,9 +63,9 @@ def model(request, tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "chat"])
-def expected(request, model) -> tuple[bool, dict[str, list]]:
-    """Returns whether prompts are conversations, and the harness's own answers by task."""
+@pytest.fixture(scope="module")
+def expected(kind, model) -> dict[str, list]:
+    """Returns the harness's own answers by task."""
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -64,10 +73,10 @@ def expected(request, model) -> tuple[bool, dict[str, list]]:
         HFLM(str(model / "hf"), device="cpu", batch_size=4, dtype="float32"),
         tasks=NAMES,
         task_manager=TaskManager(include_path=str(model / "tasks")),
-        apply_chat_template=request.param,
+        apply_chat_template=kind[1],
         bootstrap_iters=0,
     )
-    return request.param, results["samples"]
+    return results["samples"]
 
 
 class _Words:
@@ -126,11 +135,10 @@ LAYOUTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_gives_the_answers_of_the_harness_itself(model, expected, layout):
-    is_chat, theirs = expected
+def test_any_layout_gives_the_answers_of_the_harness_itself(kind, model, expected, layout):
     flags = [f"--output_dir={model / 'run'}", f"--tasks={','.join(NAMES)}", "--log_samples"]
     flags += [f"--task_dir={model / 'tasks'}", "--task_batch_size=4", *LAYOUTS[layout]]
-    flags += ["--apply_chat_template"] * is_chat
+    flags += ["--apply_chat_template"] * kind[1]
     written = model / "run/eval_tasks"
     before = set(written.glob("*"))
     if layout == "two processes":
@@ -142,7 +150,7 @@ def test_any_layout_gives_the_answers_of_the_harness_itself(model, expected, lay
     for name in NAMES:
         (path,) = [each for each in new if each.name.startswith(f"samples_{name}")]
         ours = _answers([json.loads(line) for line in path.read_text().splitlines()])
-        for one, other in zip(ours, _answers(theirs[name]), strict=True):
+        for one, other in zip(ours, _answers(expected[name]), strict=True):
             if name in ("tiny_continue", "tiny_reply"):
                 assert one == other
             else:

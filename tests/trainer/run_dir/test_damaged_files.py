@@ -218,7 +218,7 @@ def assert_nothing_is_lost(before: dict[Path, bytes | Path], run: Path) -> None:
         assert content in kept or path.name in WRITTEN, path
 
 
-SLOW_CASES = [pytest.param(case, marks=pytest.mark.slow) for case in sampled(40, 1)]
+SLOW_CASES = [pytest.param(case, marks=pytest.mark.slow) for case in sampled(20, 1)]
 
 
 @pytest.mark.parametrize("case", [*sampled(6, 0), *SLOW_CASES], ids=", ".join)
