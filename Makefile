@@ -65,6 +65,8 @@ lint: $(STAMP) package
 	$(BIN)/ruff format --check
 	$(BIN)/mdformat --check $(PAGES)
 	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/names.py
+	$(BIN)/python tools/package_map.py --check
 	cd build/package && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml
 	cd build/package && $(abspath $(BIN))/mypy --config-file=$(CURDIR)/pyproject.toml
 

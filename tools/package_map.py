@@ -1,6 +1,10 @@
 """Draws docs/packages.svg: the packages in layers. A package imports only packages below it.
 
     python tools/package_map.py
+    python tools/package_map.py --check
+
+With --check it writes nothing. It checks that the diagram is current, that docs/architecture.md
+names files and definitions that exist, and that no package has too many modules.
 
 The layers come from the contract in pyproject.toml that `make lint` checks; the rooms inside a
 package are its directories.
@@ -8,6 +12,7 @@ package are its directories.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +27,7 @@ REPOSITORY = Path(__file__).parent.parent
 DIAGRAM = REPOSITORY / "docs" / "packages.svg"
 # Packages of t2tp that are directories at the top of the repository.
 AT_THE_TOP = ("hparams", "problems", "trainer")
+MAX_MODULES = 25  # of a package
 
 WIDTH, ROW, BOX, GAP, MARGIN = 860, 52, 44, 10, 16
 # Fill of each subject's packages.
@@ -86,9 +92,34 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 """
 
 
-def main() -> None:
-    """Writes the diagram."""
-    DIAGRAM.write_text(diagram(layers()), "utf-8")
+def main() -> int:
+    """Writes the diagram, or with --check prints the faults; returns the exit code."""
+    if "--check" not in sys.argv:
+        DIAGRAM.write_text(diagram(layers()), "utf-8")
+        return 0
+    wrong = list(faults())
+    print("\n".join(wrong) or "package map: the packages match docs/architecture.md")
+    return bool(wrong)
+
+
+def faults() -> Iterator[str]:
+    """Yields in which way the source differs from the diagram and from docs/architecture.md."""
+    if DIAGRAM.read_text("utf-8") != diagram(layers()):
+        yield f"{DIAGRAM.relative_to(REPOSITORY)} is old: run `python tools/package_map.py`"
+    for top in ("t2tp", *AT_THE_TOP):
+        for init in (REPOSITORY / top).rglob("__init__.py"):
+            count = len(list(init.parent.glob("*.py"))) - 1
+            if count > MAX_MODULES:
+                package = init.parent.relative_to(REPOSITORY)
+                yield f"{package} has {count} modules, and may have {MAX_MODULES}"
+    page = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
+    for name in re.findall(r"`((?:t2tp|trainer|problems|hparams|tools)/[\w/.]*)`", page):
+        if not (REPOSITORY / name).exists():
+            yield f"docs/architecture.md names {name}, which does not exist"
+    for file, name in re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", page, re.MULTILINE):
+        source = (REPOSITORY / file).read_text("utf-8")
+        if not re.search(rf"^ *(?:def|class) {name}\b|^{name} = ", source, re.MULTILINE):
+            yield f"docs/architecture.md names {name} of {file}, which does not define it"
 
 
 def layers() -> list[list[str]]:
@@ -148,4 +179,4 @@ def _rooms(package: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import t2tp
 from t2tp import mtf
 from tests.lowering import oracle
 
@@ -56,18 +55,3 @@ def test_products_with_one_hot_tensors_are_right_on_any_mesh(mesh_shape, layout)
     theirs = oracle.run(step, FEATURES)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-6, err_msg=name)
-
-
-def test_a_look_up_and_its_gradient_never_make_the_one_hot_tensor():
-    def look_up(mesh, f):
-        del mesh
-        y = mtf.gather(f["table"], f["ids"], VOCAB)
-        (d_table,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [f["table"]])
-        return {"y": y, "d_table": d_table}
-
-    names = ("ids", "table")
-    program = t2tp.Program(
-        look_up, {n: t2tp.Feature(FEATURES[n][0], FEATURES[n][1].dtype) for n in names}
-    )
-    kinds = {op.type for op in program.trace().graph.get_operations()}
-    assert "OneHot" not in kinds and "UnsortedSegmentSum" in kinds

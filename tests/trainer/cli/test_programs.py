@@ -1,16 +1,12 @@
 """What all programs have in common: help, version, mistakes on the command line, exit codes."""
 
-import ast
 import errno
-import functools
-import importlib.util
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
@@ -23,12 +19,8 @@ from t2tp.trainer.cli import run_program as runner
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError
-from t2tp.trainer.eval_config import EvalConfig
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
-from t2tp.trainer.run_config import RunConfig
 from tests.python_code import run_code
-
-CLI = "t2tp.trainer.cli"
 
 every_program = pytest.mark.parametrize("spec", PROGRAMS.values(), ids=PROGRAMS)
 
@@ -207,54 +199,6 @@ def test_a_flag_without_effect_is_refused(spec, call):
     for says, words in without_effect(spec):
         code, _, (sentence,) = call(spec, words)
         assert code == 2 and says in sentence, sentence
-
-
-@functools.cache
-def definitions(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
-    """Returns the definitions of a module of trainer/cli, and the (module, name) of each import."""
-    tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text("utf-8"))
-    own: dict[str, ast.AST] = {}
-    for node in tree.body:
-        for target in getattr(node, "targets", [getattr(node, "target", node)]):
-            own[getattr(target, "id", getattr(target, "name", ""))] = node
-    imported = {
-        alias.name: (node.module, alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module.startswith(CLI)
-        for alias in node.names
-    }
-    return own, imported
-
-
-def names_read(spec: ProgramSpec) -> set[str]:
-    """Returns the attributes and texts in all functions of trainer/cli that a program may call."""
-    texts = (spec.body, *spec.answers.values(), f"{CLI}.run_program:run_program")
-    new, seen, read = {tuple(text.split(":")) for text in texts}, set(), set()
-    while new:
-        module, name = new.pop()
-        seen.add((module, name))
-        own, imported = definitions(module)
-        for node in ast.walk(own[name]):
-            if isinstance(node, ast.Constant):
-                read.add(node.value)
-            elif isinstance(node, ast.Attribute):
-                of = node.value
-                read |= {node.attr} if ast.unparse(of).endswith("flags") else set()
-                if isinstance(of, ast.Name) and imported.get(of.id, ("",))[0] == CLI:
-                    new |= {(f"{CLI}.{of.id}", node.attr)} - seen
-            elif isinstance(node, ast.Name):
-                new |= {(module, node.id)} - seen if node.id in own else set()
-                new |= {imported[node.id]} - seen if node.id in imported else set()
-                # `spec_from_flags` reads the flags that have the names of these fields.
-                settings = (RunConfig, EvalConfig) if node.id == "fields" else ()
-                read |= {each.name for kind in settings for each in fields(kind)}
-        new = {each for each in new if each[0] != CLI}
-    return read
-
-
-@every_program
-def test_each_flag_is_read_somewhere(spec):
-    assert {*flags_of(spec)} - {*spec.answers, "h", "helpfull"} <= names_read(spec)
 
 
 def test_an_alias_is_the_flags_that_it_stands_for():

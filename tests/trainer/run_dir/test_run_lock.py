@@ -77,13 +77,6 @@ def test_a_second_trainer_is_refused_but_evaluating_is_not(tmp_path):
     estimator(tmp_path).train(toy.inputs(), 8)
 
 
-def test_the_program_names_who_trains_and_what_to_do(trainer, tmp_path, capfd):
-    with held(tmp_path / "run") as process:
-        assert trainer(schedule="train") == 2
-    said = rf"run is in use by process {process.pid} on .*, since yesterday: wait for its"
-    assert re.match(f"t2tp_trainer: .*{said} end", capfd.readouterr().err.splitlines()[-1])
-
-
 def test_it_may_be_entered_again_and_is_free_when_it_was_left_as_often(tmp_path):
     lock, other = RunLock(str(tmp_path), ALONE), RunLock(str(tmp_path), ALONE)
     with lock:

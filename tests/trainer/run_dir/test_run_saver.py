@@ -139,12 +139,6 @@ def test_where_no_checkpoint_can_be_written_no_step_is_done(tmp_path, target):
     assert note.calls == []
 
 
-def test_a_run_that_saves_by_the_clock(tmp_path):
-    settings = {"save_checkpoints_steps": None, "save_checkpoints_secs": 1e-6}
-    estimator(tmp_path, **settings).train(toy.inputs(), 3)
-    assert all_steps(tmp_path / "checkpoints") == [1, 2, 3]
-
-
 # Kept checkpoints.
 
 

@@ -1,15 +1,27 @@
-"""Every name in a docstring, a comment or a message of the source exists."""
+"""Checks that every name in a docstring, a comment or a message of the source exists.
+
+    python tools/names.py
+
+Also checks that the programs read every flag that they declare. Wrong names are listed, and the
+exit code is 1.
+"""
+
+from __future__ import annotations
 
 import ast
 import builtins
 import functools
+import importlib.util
 import io
+import os
 import re
 import shlex
 import sys
+import tempfile
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import t2tp.hparams  # noqa: F401 (registers the sets)
@@ -17,7 +29,10 @@ from t2tp import registry
 from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.flag_groups import flag_table
 from t2tp.trainer.cli.programs import PROGRAMS
+from t2tp.trainer.cli.run_program import ProgramSpec
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.eval_config import EvalConfig
+from t2tp.trainer.run_config import RunConfig
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCE = ("t2tp", "trainer", "problems", "hparams")
@@ -35,11 +50,13 @@ OTHER_NAMES |= {"mtf_bitransformer", "mtf_image_transformer", "mtf_resnet", "mtf
 OTHER_NAMES |= {"cifar_4x", "cifar_mp_4x", "save_pretrained", "save_to_disk", "timeout_seconds"}
 OTHER_NAMES |= {"first_n", "length_groups", "manual", "maximum_iterations", "name_position"}
 OTHER_NAMES |= {"interleaved", "name_segmentation", "nohup"}
+CLI = "t2tp.trainer.cli"
 OUTSIDE = re.compile(r"^(?:tf|tfds|tensorflow|np|torch|transformers|optuna|absl)\.|^_|\d$|\.$")
 
 
 @functools.cache
 def modules() -> dict[Path, ast.Module]:
+    """Returns the syntax tree of each module of the source."""
     paths = sorted(path for top in SOURCE for path in (REPOSITORY / top).rglob("*.py"))
     return {path: ast.parse(path.read_text("utf-8")) for path in paths}
 
@@ -113,7 +130,8 @@ def attributes() -> dict[str, set[str]]:
     return {name: names for name in found if (names := all_of(name)) is not None}
 
 
-def test_flags_exist():
+def unknown_flags() -> Iterator[str]:
+    """Yields the flags in docstrings, comments and messages that no program has."""
     known = {name for spec in PROGRAMS.values() for name in flag_groups.define(spec.groups)}
     known |= set(flag_table()) | OTHER_FLAGS
     for place, text in texts():
@@ -121,53 +139,59 @@ def test_flags_exist():
         if place.endswith(".md") or is_style_sheet or "--" not in text:
             continue
         for flag in re.findall(r"(?<![\w-])--([a-z]\w+)(?![\w-])", text):
-            assert flag in known or flag.removeprefix("no") in known, (place, flag)
+            if flag not in known and flag.removeprefix("no") not in known:
+                yield f"{place}: --{flag}"
 
 
-def test_commands_are_taken_by_their_programs(tmp_path, monkeypatch):
+def refused_commands() -> Iterator[str]:
     """Parses each command with its program's flags and the flags that the program passes on."""
-    monkeypatch.chdir(tmp_path)
-    for path in (tmp_path / "run.yaml", tmp_path / "RUN/run.yaml"):
+    # The configs that commands name, as in --config=RUN/run.yaml.
+    for path in map(Path, ("run.yaml", "RUN/run.yaml")):
         path.parent.mkdir(exist_ok=True)
         path.write_text("model: m\n")
-    parsed = 0
-    for place, program, words in commands():
-        assert program in PROGRAMS, (place, program)
+    for place, program, given in commands():
+        if program not in PROGRAMS:
+            yield f"{place}: {program}"
+            continue
         spec = PROGRAMS[program]
         inner = [group for each in spec.positional for group in each.groups]
         known = {name for group in (*spec.groups, *inner) for name in group.rows}
-        for flag in re.findall(r"--(\w+)", " ".join(words)):
-            assert flag in known or flag.removeprefix("no") in known, (place, program, flag)
-        if not any("=" in word for word in words):
+        for flag in re.findall(r"--(\w+)", " ".join(given)):
+            if flag not in known and flag.removeprefix("no") not in known:
+                yield f"{place}: {program} --{flag}"
+        if not any("=" in word for word in given):
             continue  # This string only names a flag.
-        cut = words.index("--") if "--" in words else len(words)
+        cut = given.index("--") if "--" in given else len(given)
         rest = PROGRAMS["t2tp_trainer"].groups
         try:
-            flag_groups.parse(spec.groups, [program, *words[:cut]], spec.positional)
-            flag_groups.parse(rest, ["t2tp_trainer", *words[cut + 1 :]])
+            flag_groups.parse(spec.groups, [program, *given[:cut]], spec.positional)
+            flag_groups.parse(rest, ["t2tp_trainer", *given[cut + 1 :]])
         except UsageError as error:
-            raise AssertionError(f"{place}: {program} {shlex.join(words)}") from error
-        parsed += 1
-    assert parsed > 15
+            yield f"{place}: {program} {shlex.join(given)}: {error}"
 
 
-def test_pages_exist():
+def missing_pages() -> Iterator[str]:
+    """Yields the pages that docstrings, messages and other pages name, and that do not exist."""
     pages = {path.name for path in [*REPOSITORY.rglob("docs/*.md"), *REPOSITORY.glob("*.md")]}
     pages |= OTHER_PAGES | {"hparams_sets.md", "programs.md", "hparams.md"}
     for place, text in texts():
         for page in re.findall(r"\b[\w-]+\.md\b", text) if ".md" in text else ():
-            assert page in pages, (place, page)
+            if page not in pages:
+                yield f"{place}: {page}"
 
 
-def test_members_of_classes_exist():
+def missing_members() -> Iterator[str]:
+    """Yields each `Class.member` of which the class has no such member."""
     known = attributes()
     for place, text in texts():
         for name, member in re.findall(r"\b([A-Z]\w+)\.([a-z_]\w*)", text):
-            if name in known and f"{name}.{member}" not in OTHER_MEMBERS:
-                assert member in known[name], (place, f"{name}.{member}")
+            full = f"{name}.{member}"
+            if name in known and full not in OTHER_MEMBERS and member not in known[name]:
+                yield f"{place}: {full}"
 
 
-def test_modules_exist():
+def missing_modules() -> Iterator[str]:
+    """Yields each `t2tp.package.name` that is neither a module nor defined in a package."""
     for place, text in texts():
         for name in re.findall(r"\bt2tp(?:\.[a-z_]\w*)+", text):
             path = REPOSITORY / "t2tp"
@@ -179,7 +203,8 @@ def test_modules_exist():
             parent = path.parent / "__init__.py"
             defined = parent.is_file() and re.search(rf"\b{path.name}\b", parent.read_text("utf-8"))
             exists = path.is_dir() or path.with_suffix(".py").is_file() or defined
-            assert exists or path.suffix or len(path.name) == 1, (place, name)
+            if not (exists or path.suffix or len(path.name) == 1):
+                yield f"{place}: {name}"
 
 
 @functools.cache
@@ -209,14 +234,85 @@ def words() -> set[str]:
     return found
 
 
-def test_backticked_names_of_docstrings_exist():
+def unknown_names() -> Iterator[str]:
+    """Yields the names in backticks in docstrings that occur nowhere in the code."""
     known = words() | OTHER_NAMES
     for path, module in modules().items():
         for node in ast.walk(module):
             if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 continue
             for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", ast.get_docstring(node) or ""):
-                if OUTSIDE.search(name):
-                    continue
-                place = path.relative_to(REPOSITORY), name
-                assert set(name.split(".")) <= known, place
+                if not OUTSIDE.search(name) and not set(name.split(".")) <= known:
+                    yield f"{path.relative_to(REPOSITORY)}: `{name}`"
+
+
+@functools.cache
+def definitions(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
+    """Returns the definitions of a module of trainer/cli, and the (module, name) of each import."""
+    tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text("utf-8"))
+    own: dict[str, ast.AST] = {}
+    for node in tree.body:
+        for target in getattr(node, "targets", [getattr(node, "target", node)]):
+            own[getattr(target, "id", getattr(target, "name", ""))] = node
+    imported = {
+        alias.name: (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(CLI)
+        for alias in node.names
+    }
+    return own, imported
+
+
+def names_read(spec: ProgramSpec) -> set[str]:
+    """Returns the attributes and texts in all functions of trainer/cli that a program may call."""
+    texts = (spec.body, *spec.answers.values(), f"{CLI}.run_program:run_program")
+    new, seen, read = {tuple(text.split(":")) for text in texts}, set(), set()
+    while new:
+        module, name = new.pop()
+        seen.add((module, name))
+        own, imported = definitions(module)
+        for node in ast.walk(own[name]):
+            if isinstance(node, ast.Constant):
+                read.add(node.value)
+            elif isinstance(node, ast.Attribute):
+                of = node.value
+                read |= {node.attr} if ast.unparse(of).endswith("flags") else set()
+                if isinstance(of, ast.Name) and imported.get(of.id, ("",))[0] == CLI:
+                    new |= {(f"{CLI}.{of.id}", node.attr)} - seen
+            elif isinstance(node, ast.Name):
+                new |= {(module, node.id)} - seen if node.id in own else set()
+                new |= {imported[node.id]} - seen if node.id in imported else set()
+                # `spec_from_flags` reads the flags that have the names of these fields.
+                settings = (RunConfig, EvalConfig) if node.id == "fields" else ()
+                read |= {each.name for kind in settings for each in fields(kind)}
+        new = {each for each in new if each[0] != CLI}
+    return read
+
+
+def unread_flags() -> Iterator[str]:
+    """Yields the flags that a program declares and that none of its functions reads."""
+    for spec in PROGRAMS.values():
+        values = flag_groups.define(spec.groups)
+        names = {name for name in values if values[name].name == name}
+        for name in sorted(names - {*spec.answers, "h", "helpfull"} - names_read(spec)):
+            yield f"{spec.name}: nothing reads --{name}"
+
+
+CHECKS = (
+    *(unknown_flags, refused_commands, missing_pages, missing_members, missing_modules),
+    *(unknown_names, unread_flags),
+)
+
+
+def main() -> int:
+    """Prints the wrong names of all checks, and returns the exit code."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        wrong = [f"{check.__name__}: {each}" for check in CHECKS for each in check()]
+        os.chdir(REPOSITORY)
+    print("\n".join(wrong) or "names: every name exists")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
