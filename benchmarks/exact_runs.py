@@ -3,6 +3,8 @@
     TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 \\
         python -m benchmarks.exact_runs lm [--steps=100] [--meshes=0,3,7] [--directory=runs]
 
+A processor with AVX2 and without AVX-512 also needs `ONEDNN_MAX_CPU_ISA=AVX` (docs/exact.md).
+
 The model and its random batches are those of `tests/lowering/test_exact_sums.py`, with two layers.
 For each mesh, prints how many variables (weights and slots) differ and the first of them, or why
 the mesh was refused. Mesh 0 is one device: it must be trained first, by one process, in the same

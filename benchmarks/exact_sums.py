@@ -2,6 +2,8 @@
 
     TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 python benchmarks/exact_sums.py [--steps=10]
 
+A processor with AVX2 and without AVX-512 also needs `ONEDNN_MAX_CPU_ISA=AVX` (docs/exact.md).
+
 The two programs of a layout run in turns in one process. They train a language model of 4 layers.
 """
 

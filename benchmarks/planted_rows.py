@@ -3,6 +3,8 @@
     TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 \\
         python -m benchmarks.planted_rows [--runs=20] [--directory=planted]
 
+A processor with AVX2 and without AVX-512 also needs `ONEDNN_MAX_CPU_ISA=AVX` (docs/exact.md).
+
 Examples are sequences of 15 letters that follow a rule, with 10 % noise; a language model learns
 the rule in 50 batches of 500 rows. The planted row is one of
 
