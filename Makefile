@@ -65,7 +65,7 @@ lint: $(STAMP) package
 	$(BIN)/ruff format --check
 	$(BIN)/mdformat --check $(PAGES)
 	$(BIN)/python tools/prose.py
-	$(BIN)/python tools/names.py
+	$(BIN)/python -m tools.names
 	$(BIN)/python tools/package_map.py --check
 	cd build/package && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml
 	cd build/package && $(abspath $(BIN))/mypy --config-file=$(CURDIR)/pyproject.toml

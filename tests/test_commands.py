@@ -13,7 +13,8 @@ from t2tp.problems.algorithmic import AlgorithmicProblem
 from t2tp.problems.python_stdlib import source_files
 from tests.huggingface.tiny_files import write_tiny_chat_gpt2, write_tiny_llama
 from tests.page_blocks import blocks
-from tests.page_commands import PAGES, check_flags, commands, inline_commands, run
+from tests.page_commands import run
+from tools.page_commands import PAGES, commands
 
 _TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
 _CHECKPOINTS, _BEAMS = "--checkpoints=run/checkpoints", "--decode_hparams=beam_size=8"
@@ -213,29 +214,3 @@ def test_every_page_with_commands_is_walked():
     assert shown - ELSEWHERE == {walk.page for walk in WALKS}
     assert shown >= ELSEWHERE
     assert LESS.keys() <= {word for page in PAGES for words in commands(page) for word in words}
-
-
-SHOWN = [
-    (page, words)
-    for page in PAGES
-    for words in [*commands(page), *inline_commands(page)]
-    if words[0] != "echo"
-]
-
-
-@pytest.mark.parametrize(
-    ("page", "words"),
-    SHOWN,
-    ids=[f"{page}-{words[0]}-{n}" for n, (page, words) in enumerate(SHOWN)],
-)
-def test_the_flags_of_every_command_are_those_of_its_program(page, words):
-    """Also checks commands in which the page leaves something out with `...`."""
-    program, *arguments = words
-    if program == "t2tp_launch":
-        assert arguments.pop(0) == "-n" and arguments.pop(0).isdigit()
-        begin = next(n for n, word in enumerate(arguments) if word.startswith("t2tp_"))
-        check_flags("t2tp_launch", arguments[:begin])
-        program, *arguments = arguments[begin:]
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    check_flags(program, arguments[:cut])
-    check_flags("t2tp_trainer", arguments[cut + 1 :])

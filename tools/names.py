@@ -1,8 +1,9 @@
 """Checks that every name in a docstring, a comment or a message of the source exists.
 
-    python tools/names.py
+    python -m tools.names
 
-Also checks that the programs read every flag that they declare. Wrong names are listed, and the
+Also checks that the flags of all commands in pages exist, and that the programs read every flag
+that they declare. Wrong names are listed, and the
 exit code is 1.
 """
 
@@ -33,6 +34,7 @@ from t2tp.trainer.cli.run_program import ProgramSpec
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.eval_config import EvalConfig
 from t2tp.trainer.run_config import RunConfig
+from tools import page_commands
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCE = ("t2tp", "trainer", "problems", "hparams")
@@ -170,6 +172,23 @@ def refused_commands() -> Iterator[str]:
             yield f"{place}: {program} {shlex.join(given)}: {error}"
 
 
+def unknown_flags_in_pages() -> Iterator[str]:
+    """Yields the flags in commands of pages that the program, or the one that it starts, lacks."""
+    for page in page_commands.PAGES:
+        shown = [*page_commands.commands(page), *page_commands.inline_commands(page)]
+        for program, *arguments in shown:
+            if program == "echo":
+                continue
+            starts = (n for n, word in enumerate(arguments) if word in (*PROGRAMS, "--"))
+            cut = next(starts, len(arguments))
+            inner = "t2tp_trainer" if arguments[cut : cut + 1] in ([], ["--"]) else arguments[cut]
+            for name, words in ((program, arguments[:cut]), (inner, arguments[cut + 1 :])):
+                known = flag_groups.define(PROGRAMS[name].groups) if words else {}
+                for flag in (re.match(r"--(\w+)|", word)[1] for word in words):
+                    if flag and flag not in known and flag.removeprefix("no") not in known:
+                        yield f"{page}: {name} --{flag}"
+
+
 def missing_pages() -> Iterator[str]:
     """Yields the pages that docstrings, messages and other pages name, and that do not exist."""
     pages = {path.name for path in [*REPOSITORY.rglob("docs/*.md"), *REPOSITORY.glob("*.md")]}
@@ -299,8 +318,8 @@ def unread_flags() -> Iterator[str]:
 
 
 CHECKS = (
-    *(unknown_flags, refused_commands, missing_pages, missing_members, missing_modules),
-    *(unknown_names, unread_flags),
+    *(unknown_flags, unknown_flags_in_pages, refused_commands, unread_flags, unknown_names),
+    *(missing_pages, missing_members, missing_modules),
 )
 
 

@@ -12,7 +12,7 @@ from t2tp.problems.sources.records import Records
 from t2tp.trainer.cli.programs import t2tp_trainer
 from t2tp.trainer.run_dir import run_files
 from tests.page_blocks import blocks
-from tests.page_commands import commands
+from tools.page_commands import commands
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -10,10 +10,10 @@ import pytest
 
 from t2tp.checkpoint import Checkpoint
 from t2tp.trainer.cli import programs
-from tests.page_commands import commands
 from tests.store_server import SECRET, StoreServer
 from tests.trainer.small_run import flags
 from tests.warm_processes import WarmProcess, started, tf_configs
+from tools.page_commands import commands
 
 pytestmark = pytest.mark.slow
 
