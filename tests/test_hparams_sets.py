@@ -22,7 +22,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.optim import apply_gradients
-from t2tp.planner.depth import depths, period
+from t2tp.planner.depth import period
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
@@ -48,6 +48,8 @@ USUAL_MESH, MESH_OF_A_ROW = "data:2;model:2", "model:2"
 # Language models that also classify.
 OF_CLASSES_TOO = ("transformer_encoder", "transformer_moe_encoder")
 READ_BY_THE_TRAINER = {"batch_size", "batch_size_unit", "max_length", "mesh_shape", "layout"}
+# Numbers of layers; 0 stands for `num_hidden_layers`.
+DEPTHS = ("num_hidden_layers", "num_encoder_layers", "num_decoder_layers")
 # Hparams whose values decide which other hparams are read.
 SWITCHES = ("optimizer", "learning_rate_schedule", "position", "attention_type")
 # tests/models/test_preferences.py and test_distillation.py compute the losses that read these.
@@ -190,7 +192,7 @@ def on_its_mesh(hparams_set: str, classes: int = 0) -> Built:
     """Builds the set with one period of its layers, because further layers add no dimension."""
     hparams = registry.hparams(hparams_set)
     usual = USUAL_MESH if hparams.batch_size > 1 else MESH_OF_A_ROW
-    few = {} if "layers:" in hparams.layout else dict.fromkeys(depths(hparams), period(hparams))
+    few = {name: period(hparams) for name in DEPTHS if hparams.values().get(name)}
     changes = {"mesh_shape": hparams.mesh_shape or usual, **few}
     return build(hparams_set, changes, classes=classes)
 
