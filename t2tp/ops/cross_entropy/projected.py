@@ -188,12 +188,12 @@ class ProjectedCrossEntropyOperation(Operation):
         return -(-tokens // -(-tokens // most)) if tokens else 1
 
     def temporaries(self, layout: Layout) -> list[tuple[upstream.Shape, tf.DType]]:
-        """Returns a chunk's logits, their gradient and, with a cap, the cap's gradient."""
+        """Returns a chunk's temporaries: logits, gradients, and a cap's and a teacher's tensors."""
         # The space in the name keeps layout rules from matching it.
         rows = upstream.Dimension("tokens at once", self.chunk_rows(layout))
-        return [(upstream.Shape([rows, self._vocab]), self.inputs[0].dtype)] * (
-            3 if self._soft_cap else 2
-        )
+        # With a teacher, also the teacher's logits and the gradient of the divergence.
+        number = 2 + bool(self._soft_cap) + 2 * (self.teacher is not None)
+        return [(upstream.Shape([rows, self._vocab]), self.inputs[0].dtype)] * number
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         d_sum = grad_ys[0]

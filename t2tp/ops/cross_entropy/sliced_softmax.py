@@ -135,18 +135,37 @@ class SlicedSoftmax:
         Returns:
           float32: the divergence [tokens], and its gradient w.r.t. `logits`.
         """
-        indices = tf.range(self._slice_size) - self._local(tf.constant(0))
-        is_class = (indices < classes)[None, :]
-        both = tf.stack([tf.cast(x, tf.float32) / temperature for x in (logits, teacher)])
-        lowest = tf.where(is_class, both, both.dtype.min)
-        highest = self._collectives.allreduce(tf.reduce_max(lowest, axis=-1), self._axes, "Max")
-        exps = tf.where(is_class, tf.exp(lowest - highest[..., None]), 0.0)
-        addends = tf.concat([exps, (exps[1] * (both[1] - both[0]))[None]], 0)
-        sums = self._collectives.sum(sum_in_parts(addends, self._parts), self._axes)
-        log_z = tf.math.log(sums[:2]) + highest
-        kl = sums[2] / sums[1] - log_z[1] + log_z[0]
-        student, taught = tf.unstack(exps / sums[:2, :, None])
-        return kl, (student - taught) / temperature
+        is_class = tf.range(self._slice_size) - self._local(tf.constant(0)) < classes
+        operands = logits, teacher, is_class
+
+        def scaled(x: tf.Tensor, is_class: tf.Tensor) -> tf.Tensor:
+            divided = tf.cast(x, tf.float32) / temperature
+            return tf.where(is_class[None, :], divided, divided.dtype.min)
+
+        def maxima(logits: tf.Tensor, teacher: tf.Tensor, is_class: tf.Tensor) -> tf.Tensor:
+            return tf.stack([tf.reduce_max(scaled(x, is_class), 1) for x in (logits, teacher)])
+
+        def sums(
+            logits: tf.Tensor, teacher: tf.Tensor, is_class: tf.Tensor, highest: tf.Tensor
+        ) -> tf.Tensor:
+            student, taught = scaled(logits, is_class), scaled(teacher, is_class)
+            exps = tf.exp(student - highest[0, :, None]), tf.exp(taught - highest[1, :, None])
+            addends = *exps, exps[1] * (taught - student)
+            return tf.stack([sum_in_parts(x, self._parts) for x in addends])
+
+        def gradient(
+            logits: tf.Tensor, teacher: tf.Tensor, is_class: tf.Tensor, log_z: tf.Tensor
+        ) -> tf.Tensor:
+            student = tf.exp(scaled(logits, is_class) - log_z[0, :, None])
+            return (student - tf.exp(scaled(teacher, is_class) - log_z[1, :, None])) / temperature
+
+        local_highest = self._lowering.compiled(maxima)(*operands)
+        highest = self._collectives.allreduce(local_highest, self._axes, "Max")
+        local_sums = self._lowering.compiled(sums)(*operands, highest)
+        totals = self._collectives.sum(local_sums, self._axes)
+        log_z = tf.math.log(totals[:2]) + highest
+        kl = totals[2] / totals[1] - log_z[1] + log_z[0]
+        return kl, self._lowering.compiled(gradient)(*operands, log_z)
 
     def _masked(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
         """Sets the padding of the classes in [tokens, classes] to `value`."""
