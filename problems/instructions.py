@@ -36,6 +36,7 @@ from t2tp.problems.data.sample import (
     StoredExample,
 )
 from t2tp.problems.data.shards import token_dtype
+from t2tp.problems.metrics import TEXT_METRICS
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath
 from t2tp.problems.record_problems import RecordProblem
@@ -90,13 +91,7 @@ class Instructions(RecordProblem, TextProblem):
             by segments; "padded" has one example per row. Other splits are always padded.
     """
 
-    metric_names: tuple[str, ...] = (
-        "loss",
-        "accuracy",
-        "accuracy_per_sequence",
-        "neg_log_perplexity",
-        "perplexity",
-    )
+    metric_names: tuple[str, ...] = TEXT_METRICS
     features: Mapping[str, FeatureSpec] = {
         **token_specs("targets"),
         _WEIGHTS: token_specs("targets")["targets"],

@@ -53,6 +53,8 @@ def _perplexity(sums: Sums) -> float:
 
 
 _NATS = ("nll", "tokens")
+# Metrics of problems whose targets are texts.
+TEXT_METRICS = ("loss", "accuracy", "accuracy_per_sequence", "neg_log_perplexity", "perplexity")
 
 METRICS: dict[str, Metric] = {
     # The quantity that training minimizes, including label smoothing and the experts' losses.

@@ -19,6 +19,7 @@ from t2tp.problems.data.row_layout import RowTexts, bucketed, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
+from t2tp.problems.metrics import TEXT_METRICS
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
@@ -38,13 +39,7 @@ class PairProblem(Problem):
             Other splits are always padded.
     """
 
-    metric_names: tuple[str, ...] = (
-        "loss",
-        "accuracy",
-        "accuracy_per_sequence",
-        "neg_log_perplexity",
-        "perplexity",
-    )
+    metric_names: tuple[str, ...] = TEXT_METRICS
     features = {**token_specs("inputs"), **token_specs("targets")}
     is_reversed = False
     is_copy = False
