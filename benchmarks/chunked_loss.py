@@ -1,9 +1,11 @@
 """Measures memory and processor time of a training step that computes its loss in chunks.
 
-    python benchmarks/chunked_loss.py [--vocab=131072] [--tokens=4096] [--turns=3]
+    python benchmarks/chunked_loss.py [--teacher] [--vocab=131072] [--tokens=4096] [--turns=3]
 
 Trains a language model of two layers (d_model 256) with `loss_chunk=0`, which computes the loss in
-chunks, and with `loss_chunk=-1`, which computes all logits at once. Prints two figures for each:
+chunks, and with `loss_chunk=-1`, which computes all logits at once. With `--teacher`, the model
+learns from another model of the same size. Prints two figures for each value of `loss_chunk`, and
+stores them in chunked_loss.json:
 
 - the peak memory of a step minus the memory between steps, in a process that returns freed blocks
   to the system;
@@ -14,21 +16,25 @@ chunks, and with `loss_chunk=-1`, which computes all logits at once. Prints two 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from pipeline_memory import GIVES_BACK
 from resident_memory import reset_peak, resident
 
+STORED = Path(__file__).resolve().parent / "chunked_loss.json"
 LENGTH = 128
-CHUNKS = (0, -1)
+CHUNKS = {"chunks": 0, "whole logits": -1}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--teacher", action="store_true", help="measure distillation")
     parser.add_argument("--vocab", type=int, default=131072)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=3)
@@ -37,27 +43,37 @@ def main() -> None:
     if args.chunk is not None:
         return _work(args)
     peaks, seconds, losses = [], [[], []], [0.0, 0.0]
-    for chunk in CHUNKS:
+    for chunk in CHUNKS.values():
         with _start(args, chunk, **GIVES_BACK) as worker:
             _step(worker)
             peaks.append(_step(worker)[0] / 1e6)
-    with _start(args, CHUNKS[0]) as first, _start(args, CHUNKS[1]) as second:
+    with _start(args, 0) as first, _start(args, -1) as second:
         for turn in range(args.turns + 1):
             for each, worker in enumerate((first, second)):
                 _, taken, losses[each] = _step(worker)
                 seconds[each] += [taken] * (turn > 0)
     times = [statistics.median(each) for each in seconds]
     print("| loss | peak of a step, MB | processor time, s |\n| -- | -- | -- |")
-    for name, peak, taken in zip(("chunks", "whole logits"), peaks, times, strict=True):
+    for name, peak, taken in zip(CHUNKS, peaks, times, strict=True):
         print(f"| {name} | {peak:.0f} | {taken:.2f} |")
-    print(f"| ratio | {peaks[0] / peaks[1]:.2f} | {times[0] / times[1]:.2f} |")
+    ratios = {"peak": peaks[0] / peaks[1], "processor time": times[0] / times[1]}
+    print(f"| ratio | {ratios['peak']:.2f} | {ratios['processor time']:.2f} |")
     print(f"losses differ by {abs(losses[0] / losses[1] - 1):.1e}")
+    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+    measured = {
+        name: {"peak, MB": round(peak), "processor time, s": round(taken, 2)}
+        for name, peak, taken in zip(CHUNKS, peaks, times, strict=True)
+    }
+    sizes = {"vocab": args.vocab, "tokens": args.tokens}
+    rounded = {name: round(ratio, 2) for name, ratio in ratios.items()}
+    stored["with a teacher" if args.teacher else "plain"] = {**sizes, **measured, "ratios": rounded}
+    STORED.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def _start(args: argparse.Namespace, chunk: int, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, f"--vocab={args.vocab}", f"--tokens={args.tokens}"]
     return subprocess.Popen(
-        [*command, f"--chunk={chunk}"],
+        [*command, f"--chunk={chunk}", *["--teacher"] * args.teacher],
         env={**os.environ, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -88,6 +104,8 @@ def _work(args: argparse.Namespace) -> None:
         f",loss_chunk={args.chunk}"
     )
     model = registry.model("transformer_lm")(hparams, {"targets": args.vocab})
+    if args.teacher:
+        model.teacher = type(model)(hparams, model.vocab_sizes)
 
     def step(mesh: t2tp.Mesh, features: dict) -> dict:
         done = train_step(lambda x: model.loss(mesh, x, training=True), features, mesh, hparams, 9)

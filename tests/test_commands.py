@@ -114,9 +114,11 @@ WALKS = [
     ),
     Walk(
         "docs/preferences.md",
-        {"--hparams_set=transformer_lm_small": "--hparams_set=transformer_lm_tiny"},
+        {"--hparams=num_hidden_layers=8,d_model=512,d_ff=1536": "--hparams=d_model=8,d_ff=16"},
         files={
-            "pairs.jsonl": '{"prompt": "the", "chosen": " quick fox", "rejected": " dog"}\n' * 60
+            "pairs.jsonl": '{"prompt": "the", "chosen": " quick fox", "rejected": " dog"}\n' * 60,
+            "prompts.txt": "the\n",
+            "texts.txt": "the quick fox\nthe lazy dog\n" * 50,
         },
         makes={"llama": write_tiny_llama},
     ),

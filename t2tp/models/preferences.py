@@ -32,6 +32,13 @@ REFERENCES = ("reference_chosen", "reference_rejected")
 # The losses that compare with the reference.
 WITH_REFERENCE = ("dpo", "dpo_norm", "ipo")
 _OF_MEANS = ("dpo_norm", "ipo", "simpo", "orpo")
+# hparam -> its value if it is not used, and the losses that use it.
+_USED_BY: dict[str, tuple[float, tuple[str, ...]]] = {
+    "label_smoothing": (0.0, ()),
+    "z_loss": (0.0, ()),
+    "preference_label_smoothing": (0.0, ("dpo", "dpo_norm", "simpo")),
+    "preference_margin": (0.5, ("simpo",)),
+}
 
 
 class ReplySums(NamedTuple):
@@ -118,17 +125,10 @@ def preference_loss(
 def _check(hparams: HParams) -> None:
     """Raises ValueError for hparams without effect."""
     kind = hparams.preference_loss
-    if hparams.label_smoothing or hparams.z_loss:
-        name = "label_smoothing" if hparams.label_smoothing else "z_loss"
-        raise ValueError(
-            f"preference_loss={kind} has no {name}: set {name}=0 (preference_label_smoothing is the"
-            " probability that a pair is the wrong way round)"
-        )
-    if hparams.preference_label_smoothing and kind in ("ipo", "orpo"):
-        raise ValueError(
-            f"preference_loss={kind} has no label smoothing: set preference_label_smoothing=0, or"
-            " preference_loss=dpo"
-        )
+    for name, (neutral, kinds) in _USED_BY.items():
+        if hparams.get(name) != neutral and kind not in kinds:
+            other = f", or preference_loss={kinds[0]}" if kinds else ""
+            raise ValueError(f"preference_loss={kind} has no {name}: set {name}={neutral:g}{other}")
 
 
 def _sigmoid_loss(logits: mtf.Tensor, hparams: HParams) -> mtf.Tensor:

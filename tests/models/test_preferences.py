@@ -1,6 +1,7 @@
 """Preference losses equal their formulas, for any packing, weights and mesh."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,16 +57,22 @@ def log_sigmoid(x):
     return -math.log1p(math.exp(-x))
 
 
-def by_hand(batch, replies, kind, beta, gamma, smoothing):
-    """Returns the mean loss and the rewards' margin in float64."""
+def by_hand(batch, replies, kind, options):
+    """Returns the mean loss, the sum of the rewards' margins, and scores [pairs, 2], in float64."""
+    beta, gamma, smoothing, sft = (
+        options.get(f"preference_{name}", 0.0)
+        for name in ("beta", "margin", "label_smoothing", "sft")
+    )
     logits = batch["logits"].astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    losses, margins = [], []
+    losses, margins, chosen_log_probs, all_scores = [], [], [], []
     for number in range(0, len(replies), 2):
         scores, sums = [], []
         for (row, tokens), name in zip(replies[number : number + 2], REFERENCES, strict=True):
             ids = batch["targets"][row, tokens]
-            total = sum(log_probs[row, tokens][range(len(ids)), ids])
+            each = log_probs[row, tokens][range(len(ids)), ids]
+            chosen_log_probs.extend(each if name == "reference_chosen" else [])
+            total = sum(each)
             if kind in ("dpo", "dpo_norm", "ipo"):
                 pair = (batch["targets_segmentation"][row, tokens.start] - 1) // 2
                 total -= float(batch[name][row, pair])
@@ -79,10 +86,35 @@ def by_hand(batch, replies, kind, beta, gamma, smoothing):
             odds = [score - math.log(1 - math.exp(score)) for score in scores]
             losses.append(-beta * log_sigmoid(odds[0] - odds[1]))
         else:
-            x = beta * h - (gamma if kind == "simpo" else 0)
+            x = beta * h - gamma
             losses.append(-(1 - smoothing) * log_sigmoid(x) - smoothing * log_sigmoid(-x))
         margins.append(beta * (sums[0] - sums[1]))
-    return np.mean(losses), np.sum(margins)
+        all_scores.append(scores)
+    loss = np.mean(losses) - sft * np.mean(chosen_log_probs)
+    return loss, np.sum(margins), np.array(all_scores)
+
+
+def by_trl(kind, options, scores):
+    """Returns the mean loss of scores, by the methods of TRL's trainers."""
+    reason = "pip install -e '.[hf-tests]'"
+    settings = SimpleNamespace(
+        beta=options["preference_beta"],
+        alpha=0.0,
+        loss_type=kind,
+        simpo_gamma=options.get("preference_margin"),
+        label_smoothing=options.get("preference_label_smoothing"),
+        accelerator=SimpleNamespace(device="cpu"),
+    )
+    torch = pytest.importorskip("torch", reason=reason)
+    pytest.importorskip("trl", reason=reason)
+    scores = torch.tensor(scores).unbind(1)
+    if kind == "orpo":
+        from trl.experimental.orpo import ORPOTrainer
+
+        return -ORPOTrainer.odds_ratio_loss(settings, *scores)[0].mean().item()
+    from trl.experimental.cpo import CPOTrainer
+
+    return CPOTrainer.cpo_loss(settings, *scores)[0].mean().item()
 
 
 def program(kind, mesh, layout, **values):
@@ -99,20 +131,21 @@ def program(kind, mesh, layout, **values):
     return t2tp.Program(step_fn, features, mesh_shape=mesh, layout=layout)
 
 
+SMOOTHED = {"preference_label_smoothing": 0.2}
 CASES = {
-    "dpo": {"preference_label_smoothing": 0.2},
-    "dpo_norm": {},
+    "dpo": SMOOTHED,
+    "dpo_norm": {**SMOOTHED, "preference_sft": 0.3},
     "ipo": {},
-    "simpo": {"preference_margin": 0.7},
-    "orpo": {},
+    "simpo": {**SMOOTHED, "preference_margin": 0.7},
+    "orpo": {"preference_sft": 1.0},
 }
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("kind", CASES)
 def test_a_loss_equals_its_formula(kind, mesh):
-    beta = 0.4
-    computed = program(kind, *mesh, preference_beta=beta, **CASES[kind])
+    options = {"preference_beta": 0.4, **CASES[kind]}
+    computed = program(kind, *mesh, **options)
 
     @settings(max_examples=8, derandomize=True)
     @given(st.integers(0, 2**32 - 1))
@@ -121,8 +154,7 @@ def test_a_loss_equals_its_formula(kind, mesh):
         if not replies:
             return
         outputs = computed(batch)
-        smoothing = CASES[kind].get("preference_label_smoothing", 0.0)
-        loss, margin = by_hand(batch, replies, kind, beta, 0.7, smoothing)
+        loss, margin, _ = by_hand(batch, replies, kind, options)
         assert outputs["pairs"] == len(replies) // 2
         assert float(outputs["loss"]) == pytest.approx(loss, rel=2e-5, abs=1e-5)
         rewards = float(outputs["chosen_rewards"]) - float(outputs["rejected_rewards"])
@@ -131,15 +163,27 @@ def test_a_loss_equals_its_formula(kind, mesh):
     check()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["simpo", "orpo"])
+def test_a_loss_without_reference_equals_that_of_trl(kind):
+    options = {"preference_beta": 0.4, **CASES[kind], "preference_sft": 0.0}
+    computed = program(kind, "", "", **options)
+    batch, replies = random_batch(np.random.default_rng(1))
+    scores = by_hand(batch, replies, kind, options)[2]
+    assert len(scores) > 2
+    assert float(computed(batch)["loss"]) == pytest.approx(by_trl(kind, options, scores), abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
         ("dpo", "label_smoothing", 0.1),
+        ("dpo", "preference_margin", 0.1),
         ("simpo", "z_loss", 1e-4),
         ("ipo", "preference_label_smoothing", 0.1),
         ("orpo", "preference_label_smoothing", 0.1),
     ],
 )
 def test_an_option_without_effect_is_refused(kind, name, value):
-    with pytest.raises(ValueError, match=f"{kind}.*{name}=0"):
+    with pytest.raises(ValueError, match=f"{kind} has no {name}: set {name}="):
         program(kind, "", "", **{name: value})

@@ -91,13 +91,25 @@ def test_long_prompts_lose_their_beginning_and_long_replies_their_end(tmp_path):
     assert rejected == " dog dog"
 
 
+def random_record(draw, form):
+    """Returns a pair of random lengths."""
+    texts = {
+        name: word * draw.integers(1, 6)
+        for name, word in zip(TEXTS, ("the", " fox", " dog"), strict=True)
+    }
+    if form == "texts":
+        return texts
+    roles = dict(zip(TEXTS, ("user", "assistant", "assistant"), strict=True))
+    return {name: [{"role": roles[name], "content": texts[name]}] for name in TEXTS}
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("arrangement", ["packed", "padded"])
-def test_a_row_has_both_replies_of_each_of_its_pairs(tmp_path, arrangement):
-    records = [
-        {"prompt": "the" * n, "chosen": " fox" * n, "rejected": " dog" * (n + 1)}
-        for n in range(1, 4)
-    ]
-    problem = prepared(tmp_path, records * 20, arrangement=arrangement)
+def test_a_row_has_both_replies_of_each_of_its_pairs(tmp_path, arrangement, form):
+    draw = np.random.default_rng(0)
+    records = [random_record(draw, form) for _ in range(60)]
+    problem = prepared(tmp_path, records, arrangement=arrangement)
+    end = problem.vocabulary(tmp_path / "data").end_of_document
     source = problem.train_examples(tmp_path / "data", 64)
     problem.set_references("train", arrangement == "packed", {})
     rows = np.array([*range(len(source)), EMPTY])
@@ -116,7 +128,8 @@ def test_a_row_has_both_replies_of_each_of_its_pairs(tmp_path, arrangement):
             assert read["targets_position"][row, places].tolist() == list(range(size))
             weights = read["targets_weights"][row, places]
             assert 0 < weights.sum() < size  # A prompt and a reply,
-            assert (np.diff(weights) >= 0).all()  # in this order.
+            assert (np.diff(weights) >= 0).all()  # in this order, and
+            assert read["targets"][row, places[-1]] == end  # the learned token of the end.
 
 
 @pytest.mark.parametrize(
