@@ -7,6 +7,6 @@ traced program serves any number of processors.
 
 Each tensor of the graph becomes the processor's slice. If an operation sums over a split dimension,
 the processor has only a *partial sum*. The all-reduce is deferred (`deferred_sums`) until an
-operation needs the value. `operation` explains how an operation is lowered. `lowering` has the
-rules for mesh-tensorflow's operations that t2tp lowers differently.
+operation needs the value. `operation` explains how an operation is lowered. `rules` lists
+mesh-tensorflow's operations that t2tp lowers differently.
 """

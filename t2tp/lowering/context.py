@@ -21,8 +21,8 @@ from t2tp import upstream
 if TYPE_CHECKING:
     from t2tp.lowering.lowering import GraphLowering
 
-# `lowering.py` imports the lowering rules of all kinds of operations. They and the operations import
-# only this name of its class, which avoids circular imports.
+# `lowering.py` imports the rules of operations. The rules and the operations import only this name
+# of its class, which avoids circular imports.
 Lowering: TypeAlias = "GraphLowering"
 
 # The mesh axes along which a slice is in head-tail order: see `t2tp.lowering.head_tail`.

@@ -7,35 +7,23 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.context import Lowering, Order
+from t2tp.lowering.context import Order
 from t2tp.lowering.deferred_sums import DeferredSum, Reductions, required_values
-from t2tp.lowering.einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts, lower_in_vectors
 from t2tp.lowering.gather_schedule import LatestActivation, lower_gathers, lowering_order
-from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.lowering.head_tail import CONSECUTIVE, Orders
-from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
+from t2tp.lowering.linear_operations import can_defer_past, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.random import is_below
-from t2tp.lowering.random_ops import lower_random
-from t2tp.lowering.reshape import lower_reshape
+from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
 from t2tp.lowering.scatters import Scatters
-from t2tp.lowering.side_effects import (
-    lower_conditionally,
-    lower_depend,
-    lower_print,
-    lower_scalar_summary,
-)
-from t2tp.lowering.signature import applies_function, sums_along_rows
-from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
-from t2tp.lowering.transposed_convolution import lower_transposed_convolution
-from t2tp.lowering.while_loop import lower_while_loop
+from t2tp.lowering.signature import applies_function
+from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.dimensions import declared
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
@@ -195,9 +183,7 @@ class GraphLowering(upstream.Lowering):
             self._users[tensor].append(None)
 
     def _lower(self, op: upstream.Operation) -> None:
-        rule = _RULES.get(type(op), type(op).lower)
-        if can_defer_past(op, self.users):
-            rule = lower_linear
+        rule = lower_linear if can_defer_past(op, self.users) else rule_of(type(op))
         op_hooks, mesh_impl = hooks(op), self._mesh_impl
         if not mesh_impl.computes and op_hooks.is_local(mesh_impl.layout):
             rule = lower_shapes
@@ -536,77 +522,3 @@ class GraphLowering(upstream.Lowering):
         if axes:
             laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
         self.set_tensor_lowering(tensor, laid_out)
-
-
-def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:
-    """Sets placeholders as the outputs, for abstract programs, which need only shapes."""
-    # Deferred sums among the inputs are reduced, so that their collectives are counted.
-    for x in op.inputs:
-        lowering.slice(x)
-    for y in op.outputs:
-        shape = lowering.mesh_impl(op).slice_shape(y.shape)
-        lowering.set_slice(y, tf.compat.v1.placeholder(y.dtype, shape))
-
-
-def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
-    """Slices a constant: a number or an array (mesh-tensorflow documents only numbers)."""
-    if np.ndim(op._value) == 0:
-        op.lower(lowering)
-        return
-    value = tf.constant(op._value, op.outputs[0].dtype, op.outputs[0].shape.to_integer_list)
-    lowering.set_tensor_lowering(
-        op.outputs[0], lowering.mesh_impl(op).import_tf_tensor(op.outputs[0], value)
-    )
-
-
-def lower_variable(op: upstream.Variable, lowering: GraphLowering) -> None:
-    """Looks up the variable's slice; reads the slice unless the variable is only assigned to."""
-    if lowering.is_read(op.value):
-        op.lower(lowering)
-        return
-    mesh_impl = lowering.mesh_impl(op)
-    lowering.variables[op] = mesh_impl.LaidOutVariable(op, mesh_impl)
-
-
-def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
-    """Reduces a slice; a sum over the mesh is deferred."""
-    (x,), (y,) = op.inputs, op.outputs
-    reduced_dims = [dim for dim in x.shape.dims if dim not in y.shape.dims]
-    if op._reduction_fn_string != "SUM":
-        with lowering.masking(
-            [x], reduced_dims, "min" if op._reduction_fn_string == "MAX" else "max"
-        ):
-            upstream.ReduceOperation.lower(op, lowering)
-        return
-    summed_axes = [axis for axis, dim in enumerate(x.shape.dims) if dim in reduced_dims]
-    remaining_dims = [dim for dim in x.shape.dims if dim in y.shape.dims]
-    part = lowering.masked_slice(x, reduced_dims)
-    if lowering.mesh_impl(op).layout.exact_sums and sums_along_rows(op):
-        kept = [x.shape.dims.index(dim) for dim in remaining_dims]
-        part = tf.transpose(part, [*kept, *summed_axes])
-        summed_axes = [*range(len(kept), x.shape.ndims)]
-    addend = reduce_sum(part, summed_axes)
-    if remaining_dims != y.shape.dims:
-        addend = tf.transpose(addend, [remaining_dims.index(dim) for dim in y.shape.dims])
-    lowering.set_partial_sum(y, addend, reduced_dims)
-
-
-# mesh-tensorflow's operations whose `lower` is replaced.
-_RULES: dict[type[upstream.Operation], Callable[[Any, Any], None]] = {
-    upstream.AddOperation: lower_add,
-    upstream.EinsumOperation: lower_einsum,
-    upstream.OneHotOperation: lower_one_hot,
-    upstream.Constant: lower_constant,
-    upstream.Conv2dTransposeOperation: lower_transposed_convolution,
-    upstream.Conv3dTransposeOperation: lower_transposed_convolution,
-    upstream.Depend: lower_depend,
-    upstream.GenericGradOperation: lower_generic_gradient,
-    upstream.PoolBackPropOperation: lower_pool_gradient,
-    upstream.PrintOperation: lower_print,
-    upstream.RandomOperation: lower_random,
-    upstream.ReduceOperation: lower_reduce,
-    upstream.ReshapeOperation: lower_reshape,
-    upstream.ScalarSummaryOperation: lower_scalar_summary,
-    upstream.Variable: lower_variable,
-    upstream.WhileLoopOperation: lower_while_loop,
-}

@@ -82,7 +82,7 @@ class Hooks:
         a mask before the backward pass and store it. An operation that uses `lowering.random_bits`
         must set the same scalar on its gradient operation.
       predicate: a boolean scalar; if it is false, the operation is not executed. Only for
-        operations without outputs: see `conditional_updates`.
+        assignments that are built after the operation that computes the predicate.
       gathered_variable: name of the variable that the operation gathers, if the variable is sharded
         at rest. `to_gather` then returns the slice to gather.
       is_feature: whether the outputs are features (inputs of the program), or a microbatch's rows

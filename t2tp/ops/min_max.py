@@ -10,8 +10,6 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from t2tp.lowering.context import Lowering
-from t2tp.lowering.lowering import lower_reduce
 from t2tp.lowering.operation import Operation
 from t2tp.ops.cast import cast
 
@@ -78,9 +76,6 @@ def minimum(
 
 class ReduceExtremumOperation(Operation, upstream.ReduceOperation):
     """Max or min along some dimensions."""
-
-    def lower(self, lowering: Lowering) -> None:
-        lower_reduce(self, lowering)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         x, y = self.inputs[0], self.outputs[0]

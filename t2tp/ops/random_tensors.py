@@ -5,16 +5,11 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-from t2tp.lowering.random_ops import lower_random
 
 
 class RandomOperation(Operation, upstream.RandomOperation):
     """Outputs a random tensor that does not depend on the mesh."""
-
-    def lower(self, lowering: Lowering) -> None:
-        lower_random(self, lowering)
 
 
 def random_uniform(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object) -> upstream.Tensor:

@@ -10,7 +10,6 @@ from t2tp.building.mesh import Mesh, count_of_stages, is_balance
 from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-from t2tp.lowering.side_effects import conditional_updates
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import clip, global_norm
@@ -151,7 +150,8 @@ def _apply(
     if hparams.ema_decay:
         updates += average_weights(variables, hparams.ema_decay)
     if is_good is not None:
-        conditional_updates(is_good, updates)
+        for op in updates:
+            op.predicate = is_good
     if movement is not None:
         scalars["parameter_norm"] = movement.parameter_norm
         scalars["update_norm"] = movement.update_norm()

@@ -1,4 +1,4 @@
-"""Assignments that `conditional_updates` can make conditional."""
+"""Assignments that a predicate can make conditional (see `Hooks.predicate`)."""
 
 from collections.abc import Callable
 

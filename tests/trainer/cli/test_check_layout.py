@@ -5,7 +5,7 @@ import re
 import pytest
 
 from t2tp import mtf
-from t2tp.lowering import lowering as rules
+from t2tp.lowering import rules
 from t2tp.lowering.context import Lowering
 
 MESH = {"mesh_shape": "data:2;model:2"}
@@ -27,7 +27,7 @@ def test_a_right_layout_agrees_and_leaves_nothing(trainer, tmp_path, capfd):
 @pytest.fixture
 def _wrong_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the feed-forward part of the second layer omit its sum over the mesh."""
-    right = rules._RULES[mtf.EinsumOperation]
+    right = rules.RULES[mtf.EinsumOperation]
 
     def wrong(op: mtf.EinsumOperation, lowering: Lowering) -> None:
         right(op, lowering)
@@ -36,7 +36,7 @@ def _wrong_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
             part, _ = lowering.partial_sum(y)
             lowering.set_slice(y, part)
 
-    monkeypatch.setitem(rules._RULES, mtf.EinsumOperation, wrong)
+    monkeypatch.setitem(rules.RULES, mtf.EinsumOperation, wrong)
 
 
 @pytest.mark.usefixtures("_wrong_einsum")
