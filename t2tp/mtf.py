@@ -27,8 +27,8 @@ from t2tp.ops.mean import reduce_mean  # noqa: F401
 from t2tp.ops.min_max import maximum, minimum, reduce_max, reduce_min  # noqa: F401
 from t2tp.ops.random_tensors import RandomOperation, random_normal, random_uniform  # noqa: F401
 from t2tp.ops.recompute import recompute_grad  # noqa: F401
+from t2tp.ops.slicewise import mtf_slice as slice  # noqa: F401
 from t2tp.ops.slicewise import slicewise, unstack  # noqa: F401
-from t2tp.ops.slicing import mtf_slice as slice  # noqa: F401
 from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F401
 from t2tp.ops.top_k import argmax, top_k  # noqa: F401
 from t2tp.ops.variables.assign import Assign, assign, assign_add, assign_sub  # noqa: F401

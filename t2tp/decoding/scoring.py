@@ -8,8 +8,15 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
-from t2tp.decoding.decoder import Predict, check_length, padded_rows, round_up
-from t2tp.decoding.program_shapes import TRACING_TOKENS, Lengths, ProgramShapes
+from t2tp.decoding.decoder import (
+    TRACING_TOKENS,
+    Lengths,
+    Predict,
+    ProgramShapes,
+    check_length,
+    padded_rows,
+    round_up,
+)
 from t2tp.decoding.prompt_batch import first_token, pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
 from t2tp.models.autoregressive import AutoregressiveModel

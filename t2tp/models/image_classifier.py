@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
-from t2tp.layers.dense import dense
+from t2tp.layers.linear import dense
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, Model, classes_of
 

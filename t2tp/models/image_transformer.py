@@ -12,8 +12,7 @@ from t2tp import mtf, registry
 from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers import variables
-from t2tp.layers.attention import AttentionLayer, SelfAttention
-from t2tp.layers.block_attention import BlockAttention
+from t2tp.layers.attention import AttentionLayer, BlockAttention, SelfAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward

@@ -4,8 +4,8 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
 from t2tp.building.mesh import Mesh
-from t2tp.layers.dense import dense
 from t2tp.layers.dropout import Dropout
+from t2tp.layers.linear import dense
 from t2tp.models.image_classifier import ImageClassifier
 
 

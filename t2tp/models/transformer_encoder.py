@@ -9,10 +9,10 @@ from t2tp import mtf, registry
 from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers import variables
-from t2tp.layers.dense import dense, square_dense
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Projection
 from t2tp.layers.feed_forward import activation_of
+from t2tp.layers.linear import dense, square_dense
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.metrics import positive_sums

@@ -42,8 +42,7 @@ from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.messages import MessageKind, Wires
 from t2tp.pipeline.partition import ChunkPieces, GraphPiece, Partition
 from t2tp.pipeline.schedule import Action, Schedule
-from t2tp.pipeline.slot_table import SlotTable
-from t2tp.pipeline.sum_table import SumTable
+from t2tp.pipeline.slot_table import SlotTable, SumTable
 
 
 class Row(NamedTuple):

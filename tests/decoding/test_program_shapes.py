@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from t2tp.decoding.program_shapes import ProgramShapes
+from t2tp.decoding.decoder import ProgramShapes
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -7,8 +7,7 @@ import tensorflow as tf
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.blocks import KeyRange
-from t2tp.ops.attention.shared_heads import SharedHeads
-from t2tp.ops.attention.split_kv import GatheredDimension
+from t2tp.ops.attention.shared_heads import GatheredDimension, SharedHeads
 
 # The index of the dimension to gather: positions, or the blocks that `blockwise.cut` returns.
 _POSITIONS, _BLOCKS = 2, 0

@@ -24,8 +24,7 @@ from t2tp.ops.attention.gathered_memory import GatheredMemory
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
-from t2tp.ops.attention.shared_heads import SharedHeads
-from t2tp.ops.attention.split_kv import GatheredDimension, own_axes
+from t2tp.ops.attention.shared_heads import GatheredDimension, SharedHeads, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
 
 if TYPE_CHECKING:
