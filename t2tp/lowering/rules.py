@@ -266,5 +266,5 @@ def rule_of(kind: type[upstream.Operation]) -> Rule:
     """Returns the rule of the operation's first base class that has one, or its own `lower`."""
     for base in kind.__mro__:
         if base in RULES or "lower" in vars(base):
-            return RULES.get(base) or base.lower
+            return RULES.get(base) or vars(base)["lower"]
     return kind.lower
