@@ -60,7 +60,7 @@ FAMILIES = {
 }
 
 # The log-probabilities of this number of prompts are compared for each model.
-PROMPTS = int(os.environ.get("T2TP_PROMPTS", "70"))
+PROMPTS = int(os.environ.get("T2TP_PROMPTS", "50"))
 
 
 def model_of(mesh_shape="", layout=TENSOR, parts=8, family="lm", **changes):

@@ -11,7 +11,7 @@ from t2tp.lowering.mesh_impl import Backend
 from t2tp.ops.attention import cudnn
 from t2tp.optim import train_step
 from t2tp.program.segments import segment_features
-from tests.models.any_model import EVERY, small_model
+from tests.models.any_model import small_model
 
 GPU = Backend(on_cpu=False, compiles_regions=False, compiles_step=True)
 
@@ -50,7 +50,10 @@ def check(hlo: str) -> int:
     return len(loops)
 
 
-@pytest.mark.parametrize("family", EVERY)
+# Other families have no operation that these lack.
+@pytest.mark.parametrize(
+    "family", ["lm", "moe_encdec", "moe_masked", "bert_classes", "vit", "resnet", "images"]
+)
 @pytest.mark.slow
 def test_no_step_has_a_condition(family):
     check(hlo_of(step_of(family, on_nonfinite="skip", skip_step_sigma=3.0), "optimized_hlo"))
