@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from t2tp import upstream
 from t2tp.argument_types import checked
-from t2tp.layout_report.pipeline import PipelineLine
 from t2tp.layout_report.report import (
     Activation,
     CollectiveLine,
+    PipelineLine,
     ReportData,
     SlicedTensor,
     VariableLine,

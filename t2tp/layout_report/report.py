@@ -1,4 +1,4 @@
-"""The data of a layout report: tensors and their slices, memory, collectives."""
+"""The data of a layout report: tensors and their slices, memory, collectives, the pipeline."""
 
 import functools
 import math
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.layout_report.pipeline import PipelineLine
+from t2tp.building.mesh import context_of
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
 from t2tp.mesh.storage import name_in_use
+from t2tp.pipeline.loop import PipelineLoop
+from t2tp.pipeline.schedule import Schedule
 from t2tp.step.attribution import CollectiveUse
 from t2tp.step.memory import RESERVED, fits
+from t2tp.step.pipeline import ChunkBytes
 from t2tp.step.work import FORWARD
 
 
@@ -124,6 +127,54 @@ class Activation:
     is_fed: bool = False
     is_kept: bool = False
     in_loop: bool = False
+
+
+@dataclass(frozen=True)
+class PipelineLine:
+    """A pipeline's line in a report.
+
+    Attributes:
+      layers: names of each stage's layers.
+      message_bytes: bytes of each message of a processor to a neighbor.
+    """
+
+    name: str
+    schedule: Schedule
+    layers: tuple[tuple[str, ...], ...]
+    message_bytes: tuple[int, ...]
+
+    @classmethod
+    def of_loop(cls, loop: PipelineLoop, layout: Layout) -> "PipelineLine":
+        """Describes the loop of a pipeline."""
+        scopes = context_of(loop.mesh).stage_scopes.values()
+        layers = tuple(
+            tuple(name for names in scopes if (name := names[stage]) is not None)
+            for stage in range(loop.schedule.stages)
+        )
+        name = layout.pipeline.schedule if loop.schedule.trains else "evaluation"
+        return cls(name, loop.schedule, layers, ChunkBytes.of_loop(loop, layout).messages)
+
+    def facts(self) -> Iterator[str]:
+        """Yields sentences about the pipeline."""
+        schedule = self.schedule
+        alive = schedule.alive()
+        yield (
+            f"{self.name}: {schedule.microbatches} microbatches through {schedule.stages} stages in"
+            f" {schedule.ticks} ticks; stages are idle {schedule.bubble():.1%} of the time if the"
+            " parts of a backward pass take as long as a forward pass"
+        )
+        for stage, layers in enumerate(self.layers):
+            saved = f"; activations of at most {alive[stage]} at once"
+            more = saved if schedule.trains else ""
+            yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{more}"
+        sizes = " or ".join(f"{size:,}" for size in dict.fromkeys(self.message_bytes))
+        yield f"a message to the next stage, or back: {sizes} bytes"
+
+
+def _ranges(names: tuple[str, ...]) -> str:
+    if len(names) < 4:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]} to {names[-1]}"
 
 
 @dataclass(frozen=True)

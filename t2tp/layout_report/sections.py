@@ -6,7 +6,6 @@ from typing import TypeVar
 import tensorflow as tf
 
 from t2tp.layout_report import wording
-from t2tp.layout_report.pipeline import LETTERS, chart
 from t2tp.layout_report.report import (
     Activation,
     CollectiveLine,
@@ -18,6 +17,7 @@ from t2tp.layout_report.svg import render_svg
 from t2tp.mesh.collective_log import summarize
 from t2tp.mesh.layer_names import LayerGroup, group_layers, without_layer_indices
 from t2tp.mesh.layout import Layout
+from t2tp.pipeline.schedule import Schedule
 from t2tp.report.parts import WARNING, Card, Cards, Facts, Note, Part, Report, Rows, Section, Table
 from t2tp.report.units import size
 from t2tp.step.attribution import CollectiveUse
@@ -27,6 +27,7 @@ from t2tp.step.memory import PURPOSES
 LARGEST = 20
 # Max number of columns of a pipeline's chart.
 _COLUMNS = 2000
+_LETTERS = "F: forward pass, B: backward pass, W: gradients of weights, by microbatch"
 
 _Line = TypeVar("_Line", bound=VariableLine | Activation)
 
@@ -35,8 +36,8 @@ def report(data: ReportData) -> Report:
     """Returns the report."""
     sections = [Section("mesh", "The mesh", [*_mesh(data)])]
     if data.pipeline is not None:
-        rows = Rows([*chart(data.pipeline.schedule, _COLUMNS)])
-        parts: list[Part] = [Facts([*data.pipeline.facts()]), rows, Note(LETTERS)]
+        rows = Rows([*_chart(data.pipeline.schedule)])
+        parts: list[Part] = [Facts([*data.pipeline.facts()]), rows, Note(_LETTERS)]
         sections.append(Section("pipeline", "The pipeline", parts))
     sections.append(Section("memory", "Memory of a device at the peak", [*_memory(data)]))
     computed = _activations(data)
@@ -53,6 +54,16 @@ def report(data: ReportData) -> Report:
     sections += [Section(*names, [Cards(shown)]) for names, shown in cards.items() if shown]
     sections.append(Section("collectives", "Collectives of a step", [*_collectives(data)]))
     return Report(str(data.layout), sections)
+
+
+def _chart(schedule: Schedule) -> Iterator[str]:
+    """Draws a schedule: a line per stage, of up to `_COLUMNS` letters, and a column per tick."""
+    widest = max(len(str(entry)) for _, _, entry in schedule.entries()) + 1
+    shown = min(schedule.ticks, (_COLUMNS - 12) // widest)
+    for stage in range(schedule.stages):
+        cells = (schedule.table[tick][stage] for tick in range(shown))
+        row = "".join(("." if cell is None else str(cell)).ljust(widest) for cell in cells)
+        yield f"stage {stage:<3} {row}{'...' if shown < schedule.ticks else ''}".rstrip()
 
 
 def _mesh(data: ReportData) -> Iterator[Part]:

@@ -6,7 +6,7 @@ emits. It needs no cluster and computes no seconds.
     order                 the operations in program order, each with its phase and its collectives
     attribution           the tensors, dimensions and variables that each collective serves
     slices, fusion        the work of each operation on a processor's slices
-    lifetimes, retention  the memory that is alive at each operation
+    lifetimes             the memory that is alive at each operation
     lowered               work, traffic and memory of a whole step
 
 `kernels` describes what kernels of another software save and compute instead of t2tp's own. The
