@@ -4,7 +4,8 @@
     python benchmarks/planning.py --cluster=this_machine.toml [--only=lm] [--results=FILE]
 
 Measures the cases of `planning_cases.py` that are not in FILE, adds them to FILE, and prints the
-table. With --again, it measures all cases; with --no-measure, it measures none.
+table. With --again, it measures all cases; with --no-measure, it measures none; with --no-memory,
+only seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> int:
     chosen = [(i, case) for i, case in enumerate(CASES) if args.only in case.name]
     for number, case in chosen:
         if args.measure and (args.again or case.name not in results):
-            results[case.name] = _measured(number, case)
+            results[case.name] = _measured(number, case, args.memory)
             args.results.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{case.name}: {results[case.name]['seconds']:.3f} s", file=sys.stderr)
     if args.measure and not Path(args.cluster).exists() and args.cluster.endswith(".toml"):
@@ -50,17 +51,17 @@ def main() -> int:
     return 0
 
 
-def _measured(number: int, case: Case) -> dict:
-    """Returns the shortest step of two runs, and the peak memory of a run between them."""
-    timed = [_run(number, case, "seconds", {})]
-    held = _run(number, case, "memory", _GIVES_BACK)
-    timed.append(_run(number, case, "seconds", {}))
-    return {
-        "seconds": min(min(processes[0]["seconds"]) for processes in timed),
-        "all_seconds": [each["seconds"] for processes in timed for each in processes],
-        "variables": max(each["variables"] for each in held),
-        "held": max(each["held"] for each in held),
+def _measured(number: int, case: Case, memory: bool) -> dict:
+    """Returns the shortest step of a run and, if `memory`, the peak memory of another run."""
+    timed = _run(number, case, "seconds", {})
+    figures = {
+        "seconds": min(timed[0]["seconds"]),
+        "all_seconds": [each["seconds"] for each in timed],
     }
+    if memory:
+        held = _run(number, case, "memory", _GIVES_BACK)
+        figures |= {name: max(each[name] for each in held) for name in ("variables", "held")}
+    return figures
 
 
 def _run(number: int, case: Case, what: str, env: dict[str, str]) -> list[dict]:
@@ -104,28 +105,27 @@ def _report(cases: Sequence[Case], results: dict, cluster: str) -> None:
         f"{len(rows)} steps: median error {statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
     )
     print(f"pairs that differ by more than 15 %: {right} of {len(pairs)} in the right order")
-    outside = [row for row in rows if not row["fits"]]
-    print(f"memory: {len(rows) - len(outside)} of {len(rows)} within 5 % or 30 MB")
+    fits = [row["fits"] for row in rows if row["fits"] is not None]
+    if fits:
+        print(f"memory: {sum(fits)} of {len(fits)} within 5 % or 30 MB")
 
 
 def _row(case: Case, measured: dict, cluster) -> dict:
     plan = case.request.plan(dataclasses.replace(cluster, processes=case.processes))
     predicted, seconds = plan.seconds, measured["seconds"]
     own = (plan.memory_total - plan.memory["reserved"]) * (plan.devices // case.processes)
-    held = measured["variables"] + measured["held"]
     low, high = plan.interval
+    memory, fits = "| | |", None
+    if "held" in measured:
+        held = measured["variables"] + measured["held"]
+        memory = f"{held / 1e6:.0f} | {own / 1e6:.0f} | {own / held - 1:+.0%} |"
+        fits = abs(own - held) < max(0.05 * held, 30e6)
     print(
         f"| {case.name} | {seconds:.3f} | {predicted:.3f} | {low:.3f} to {high:.3f} |"
-        f" {predicted / seconds - 1:+.0%} | {held / 1e6:.0f} | {own / 1e6:.0f} |"
-        f" {own / held - 1:+.0%} |",
+        f" {predicted / seconds - 1:+.0%} | {memory}",
         flush=True,
     )
-    return {
-        "model": case.model,
-        "seconds": seconds,
-        "predicted": predicted,
-        "fits": abs(own - held) < max(0.05 * held, 30e6),
-    }
+    return {"model": case.model, "seconds": seconds, "predicted": predicted, "fits": fits}
 
 
 def _arguments() -> argparse.Namespace:
@@ -135,6 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=HERE / "planning.json")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()
 
 

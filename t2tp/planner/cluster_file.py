@@ -108,7 +108,6 @@ class AttentionKernel:
     Attributes:
       forward, backward: speed of the passes without a mask.
       causal_forward, causal_backward: speed of the passes with a causal mask.
-      spread: relative uncertainty.
       source: source of the numbers.
     """
 
@@ -116,7 +115,6 @@ class AttentionKernel:
     backward: tuple[Point, ...]
     causal_forward: tuple[Point, ...]
     causal_backward: tuple[Point, ...]
-    spread: Fraction = 0.15
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -159,9 +157,8 @@ class SoftwareStack(Kernels):
         with the gradients of weights.
       overlap_forward: share of the forward pass's collectives of activations that overlaps with
         matmuls, as in Transformer Engine.
-      spread: relative uncertainty of the constants.
-      spread_links: relative uncertainty of the constants of links.
-      residual: relative error of the planner on steps to which no constant was fitted.
+      error: relative error of the planner on steps to which no constant was fitted. The default
+        includes 39 of 40 published steps (`tests/planner/published_steps.py`).
       source: source of the constants.
     """
 
@@ -182,9 +179,7 @@ class SoftwareStack(Kernels):
     overlap: Fraction = 0.0
     overlap_activations: Fraction = 0.0
     overlap_forward: Fraction = 0.0
-    spread: Fraction = 0.1
-    spread_links: Fraction = 0.2
-    residual: Fraction = 0.05
+    error: Fraction = 0.1
     source: str = ""
 
     def __post_init__(self) -> None:

@@ -60,10 +60,6 @@ class CollectiveCost:
             return 0.0
         return traffic.num_bytes * collective_kind(traffic.kind).sent_bytes(size)
 
-    def spread(self) -> float:
-        """Returns the relative uncertainty of the seconds."""
-        return self._cluster.software.spread_links
-
     def _group(self, axes: tuple[str, ...]) -> Group:
         """Counts the members of the first processor's group; the mesh's last axis is nearest."""
         sizes = self._mesh_shape.to_integer_list

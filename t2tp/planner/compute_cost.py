@@ -33,7 +33,10 @@ class ComputeCost:
             busy = busy or work.num_bytes / (self._device.bandwidth * measured)
         elif work.kind in (PRODUCT, CONVOLUTION):
             flops = work.flops / self._rate(work, self._stack.product)
-            busy = max(flops, self._move(work.num_bytes, self._stack.stream))
+            loads = self._move(work.num_bytes, self._stack.stream)
+            # Measured on an H200, t2tp's matmuls load while they compute. In published steps of
+            # other libraries, small matmuls are slower, by about the time of their loads.
+            busy = max(flops, loads) if self._stack.own else flops + loads
         elif work.kind in (ATTENTION, ATTENTION_GRAD):
             busy = self._attention(work)
         else:
@@ -42,12 +45,6 @@ class ComputeCost:
         # device takes `_devices` times as long. Where `host` is measured, it includes the time
         # between two operations.
         return self._devices * busy + (0.0 if self._stack.host else self._device.launch)
-
-    def spread(self, work: Work) -> float:
-        """Returns the relative uncertainty of the seconds."""
-        kernel = self._cluster.kernels.get(self._stack.attention)
-        is_attention = work.kind in (ATTENTION, ATTENTION_GRAD)
-        return kernel.spread if kernel is not None and is_attention else self._stack.spread
 
     def _share(self, work: Work) -> float:
         """Returns the share of the bandwidth that a memory-bound operation reaches."""

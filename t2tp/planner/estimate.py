@@ -71,6 +71,7 @@ class Estimate:
         copies = cluster.software.float32_logits
         self._logits = _WEIGHT * copies * vocab * hparams.get("max_length")
         self._stream = width * hparams.get("max_length") * self._activation
+        self._launch = cluster.software.host * row.arguments / cluster.steps_per_launch
         # Seconds of one row: in all layers, and outside them.
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
@@ -117,7 +118,7 @@ class Estimate:
         update = local * moved + dealt * products
         reductions = c.microbatches if c.zero_stage >= 2 else 1
         exposed = self._of_weights(c, busiest * reductions)
-        return c.microbatches * busiest + waiting * stage + update + exposed
+        return c.microbatches * busiest + waiting * stage + update + exposed + self._launch
 
     def _share_of_stage(self, c: Candidate) -> float:
         """Returns the largest stage's number of layers, as a fraction of all layers."""
@@ -248,7 +249,8 @@ class Estimate:
         # If gradients are not accumulated, they reuse the memory of activations and gathered
         # weights that have been freed.
         changing = used + gradients if has_sums else max(used, gradients)
-        return state + changing + self._cluster.device.reserved
+        lost = software.fragmentation * (used if software.keeps_buffers else changing)
+        return state + changing + lost + self._cluster.device.reserved
 
     def _microbatches_alive(self, c: Candidate) -> float:
         """Returns the number of microbatches whose activations the first stage saves at once."""

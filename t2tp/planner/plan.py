@@ -36,7 +36,6 @@ class Cost:
       hidden: seconds of communication that overlap with computation.
       num_bytes: bytes that a processor sends.
       is_collective: whether the work is communication.
-      error: uncertainty of the seconds, from the spread of the cluster's constants.
     """
 
     kind: str
@@ -46,7 +45,6 @@ class Cost:
     count: int = 0
     num_bytes: float = 0.0
     is_collective: bool = False
-    error: float = 0.0
 
     @property
     def bottleneck(self) -> str:
@@ -111,8 +109,7 @@ class Plan:
       cluster: name of the cluster and the stack.
       devices: size of the mesh.
       tokens: tokens of a step on the whole mesh.
-      interval: low and high estimate of the seconds. Their distance follows from the uncertainty
-        of the cluster's constants, and from the planner's error on published step times.
+      interval: low and high estimate of the seconds, by the planner's error on published steps.
       costs: seconds by kind and phase.
       memory: bytes of a device by purpose, at the peak of the step.
       memory_point: the part of the step in which this peak occurs.
@@ -240,6 +237,7 @@ class Plan:
         point = max(by_point, key=lambda name: sum(by_point[name].values()))
         costs = _costs(step, cluster)
         seconds = sum(cost.seconds for cost in costs)
+        error = cluster.software.error
         recomputed = sum(w.flops * w.times * n for w, n in step.work.items() if w.is_recomputed)
         return cls(
             title=title,
@@ -250,7 +248,7 @@ class Plan:
             tokens=tokens,
             parameters=step.parameters,
             seconds=seconds,
-            interval=_interval(costs, seconds, cluster.software.residual),
+            interval=((1 - error) * seconds, (1 + error) * seconds),
             costs=tuple(sorted(costs, key=lambda c: (PHASES.index(c.phase), -c.seconds))),
             memory=by_point[point],
             memory_point=point,
@@ -277,7 +275,7 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     work = {w: n * compute.seconds(w) for w, n in counts.items()}
     traffic = {t: n * collective.seconds(t) for t, n in sends.items()}
     hidden = hidden_seconds(traffic, work, cluster.software)
-    totals: dict[tuple[str, str, bool], list[float]] = defaultdict(lambda: [0.0] * 5)
+    totals: dict[tuple[str, str, bool], list[float]] = defaultdict(lambda: [0.0] * 4)
 
     def add(kind: str, phase: str, is_collective: bool, *values: float) -> None:
         total = totals[kind, phase, is_collective]
@@ -286,18 +284,17 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
 
     launch = cluster.software.host * step.arguments / cluster.steps_per_launch
     if launch:
-        add(HOST, FORWARD, False, launch, 0.0, 1, 0.0, launch * cluster.software.spread)
+        add(HOST, FORWARD, False, launch, 0.0, 1, 0.0)
     for w, seconds in work.items():
-        add(w.kind, w.phase, False, seconds, 0.0, counts[w], 0.0, seconds * compute.spread(w))
+        add(w.kind, w.phase, False, seconds, 0.0, counts[w], 0.0)
     for t, seconds in traffic.items():
         kind = f"{t.kind} over {' and '.join(t.axes)}"
         sent = sends[t] * collective.sent_bytes(t)
         covered = hidden.get(t, 0.0)
-        error = seconds * collective.spread()
-        add(kind, t.phase, True, seconds - covered, covered, sends[t], sent, error)
+        add(kind, t.phase, True, seconds - covered, covered, sends[t], sent)
     return [
-        Cost(kind, phase, seconds, covered, round(n), sent, is_collective, abs(error))
-        for (kind, phase, is_collective), (seconds, covered, n, sent, error) in totals.items()
+        Cost(kind, phase, seconds, covered, round(n), sent, is_collective)
+        for (kind, phase, is_collective), (seconds, covered, n, sent) in totals.items()
     ]
 
 
@@ -326,6 +323,9 @@ def _memory(
 ) -> dict[str, float]:
     """Adds what the software and the device need to the bytes of a step by purpose."""
     layer, stack = float(step.layer_weights), cluster.software
+    # Matmuls add gradients to the permanent buffers, and autograd gets a dummy gradient in 16 bits.
+    if stack.keeps_buffers:
+        memory["gradients"] += _BFLOAT16 * layer
     if step.layout.storage.stage == 3:
         memory["buffers"] += _BFLOAT16 * stack.unsharded_layers * layer
         if point not in WITH_ACTIVATIONS and stack.unsharded_layers:
@@ -336,19 +336,3 @@ def _memory(
         memory["temporary"] *= min(1.0, cluster.device.cores * processes)
     memory["reserved"] = cluster.device.reserved * processes
     return with_fragmentation(memory, stack)
-
-
-def _interval(costs: list[Cost], seconds: float, residual: float) -> tuple[float, float]:
-    """Returns the range of a step's seconds.
-
-    The errors of four sources are independent: the constants of compute, memory and links, and the
-    planner's own error.
-    """
-    parts: defaultdict[str, float] = defaultdict(float)
-    for cost in costs:
-        of_device = "compute" if cost.kind in COMPUTE_BOUND else "memory"
-        kind = "links" if cost.is_collective else of_device
-        exposed = cost.seconds / (cost.seconds + cost.hidden) if cost.hidden else 1.0
-        parts[kind] += exposed * cost.error
-    error = math.hypot(*parts.values(), residual * seconds)
-    return (max(0.0, seconds - error), seconds + error)

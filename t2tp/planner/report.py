@@ -1,11 +1,8 @@
 """A plan, or the proposals of a search, as a report: text, and a page with charts."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from t2tp.hparam import HParams
-from t2tp.planner.advice import changes
-from t2tp.planner.plan import PipelinePlan, Plan
+from t2tp.planner.plan import HOST, PipelinePlan, Plan
 from t2tp.planner.search import Proposal, days_of, pareto, price_of
 from t2tp.report.charts import Bar, Dot, scatter, stacked_bars
 from t2tp.report.parts import WARNING, Drawing, Facts, Note, Part, Report, Section, Table, legend
@@ -26,12 +23,15 @@ _STAGE_PARTS = {
     "backward passes": "#f28e2b",
     "waiting and messages": "#c9ced6",
 }
+# What may relieve a bottleneck.
+_SEARCH = "--search plans other layouts and settings, --fix keeps some of them"
+_HINTS = {HOST: "t2tp_trainer --iterations_per_loop=8 launches once in 8 steps"}
 # Max number of stages with a bar each.
 _MOST_STAGES = 16
 
 
-def plan_report(plan: Plan, *more: Section) -> Report:
-    """Returns the report of a plan, with more sections at its end."""
+def plan_report(plan: Plan) -> Report:
+    """Returns the report of a plan."""
     sections = [Section("step", "Step", [Facts(_facts(plan)), *_timeline(plan)])]
     if plan.pipeline is not None:
         sections.append(Section("stages", "Pipeline stages", [*_stages(plan.pipeline)]))
@@ -39,7 +39,7 @@ def plan_report(plan: Plan, *more: Section) -> Report:
     sections.append(Section("memory", title, [*_memory(plan)]))
     title = "Seconds by kind (collectives: bytes that a device sends)"
     sections.append(Section("costs", title, [_costs(plan)]))
-    return Report(_title(plan), [*sections, *more])
+    return Report(_title(plan), sections)
 
 
 def _title(plan: Plan) -> str:
@@ -60,7 +60,7 @@ def _facts(plan: Plan) -> list[str]:
         f"{plan.share(is_collective=False):.0%} computation, {plan.share(is_collective=True):.0%}"
         f" exposed communication ({plan.hidden_share:.0%} of the communication is hidden), pipeline"
         f" bubble {plan.bubble:.0%}",
-        f"bound by {part} ({share:.0%} of the step)",
+        f"bound by {part} ({share:.0%} of the step): {_HINTS.get(part, _SEARCH)}",
     ]
     if plan.price_per_hour:
         price = f"{price_of(plan, 1e9):,.2f} a billion tokens"
@@ -158,27 +158,6 @@ def _costs(plan: Plan) -> Table:
         if cost.seconds + cost.hidden >= plan.seconds / 1000
     ]
     return Table(("phase", "kind", "#count", "#sent", "#seconds", "#hidden"), rows)
-
-
-def advice_section(
-    hparams: HParams, plan: Plan, tried: Sequence[tuple[dict[str, Any], Plan]] = ()
-) -> Section:
-    """Lists the changes that may help, with their plans if they were planned."""
-    if tried:
-        rows = [
-            (duration(o.seconds), size(o.memory_total), FITS[o.fits], hparams_text(values))
-            for values, o in tried
-        ]
-        table = Table(("#step", "#memory", "fits", "hparams"), rows)
-        return Section("changes", "Changes, each planned alone", [table])
-    names = [hparams_text(values) for values in changes(hparams, plan)]
-    title = "Changes to try, which --advise plans"
-    return Section("changes", title, [Facts(names or ["none"])])
-
-
-def hparams_text(values: dict[str, Any]) -> str:
-    """Formats hparams as --hparams reads them."""
-    return ",".join(f"{name}={str(value).lower()}" for name, value in values.items())
 
 
 def search_report(

@@ -8,6 +8,8 @@ experts or stages, and recompute). This corrects the estimates of all candidates
 the best are planned, until `top` of them fit or 4 * `top` programs have been lowered.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
@@ -97,7 +99,7 @@ class Search:
           ValueError: one of `rules` is in no candidate of this model.
         """
         self._check_rules()
-        proposals = self._plan(self._rank(self.devices))
+        proposals = self._plan(self._rank())
         if not proposals:
             raise NothingFitsError(self._reason())
         return proposals
@@ -112,21 +114,24 @@ class Search:
           ValueError: one of `rules` is in no candidate of this model.
         """
         self._check_rules()
-        devices = self.devices
-        while devices <= _MOST_DEVICES:
-            ranked = self._rank(devices)
+        for search in (self, *self._larger()):
+            ranked = search._rank()
             if ranked:
-                seconds = self.estimate.seconds(ranked[0], self.rows)
+                seconds = search.estimate.seconds(ranked[0], self.rows)
                 # Lowering takes long, so nothing is lowered if the estimate is far above the limit.
                 if tokens / self.request.tokens * seconds / _DAY <= _SECONDS_ERROR * days:
-                    proposals = self._plan(ranked)
+                    proposals = search._plan(ranked)
                     if proposals and days_of(proposals[0].plan, tokens) <= days:
                         return proposals
-            devices *= 2
         raise NothingFitsError(
             f"{self.request.name} takes more than {days:g} days on any number of devices of"
             f" {self.cluster.name} with a batch of {self.rows} rows: use a larger batch."
         )
+
+    def _larger(self) -> Iterator[Search]:
+        """Yields the same search for 2, 4, 8, ... times as many devices."""
+        for i in range(1, (_MOST_DEVICES // self.devices).bit_length()):
+            yield dataclasses.replace(self, devices=self.devices << i)
 
     @functools.cached_property
     def _hparams(self) -> HParams:
@@ -143,9 +148,8 @@ class Search:
         row = dataclasses.replace(self.request, hparams=hparams)
         shallow = with_values(hparams, dict.fromkeys(depths(hparams), 1))
         one_layer = dataclasses.replace(self.request, hparams=shallow)
-        return Estimate(
-            row.lowered(self.cluster), one_layer.lowered(self.cluster), hparams, self.cluster
-        )
+        cluster = self.cluster.on_mesh(self.devices)
+        return Estimate(row.lowered(cluster), one_layer.lowered(cluster), hparams, cluster)
 
     @functools.cached_property
     def _sizes(self) -> dict[str, set[int]]:
@@ -161,23 +165,23 @@ class Search:
             proposed = f"layout that a search proposes for {self.request.name}"
             check_known(rule, known, "rules", f"no {proposed} has the rule {rule!r}")
 
-    def _candidates(self, devices: int) -> Iterator[Candidate]:
+    def _candidates(self) -> Iterator[Candidate]:
         most = self.max_tensor_parallel or self.cluster.host_devices
-        return candidates(self._hparams, self._sizes, devices, self.rows, most, self.fixed)
+        return candidates(self._hparams, self._sizes, self.devices, self.rows, most, self.fixed)
 
-    def _rank(self, devices: int) -> list[Candidate]:
+    def _rank(self) -> list[Candidate]:
         """Returns the candidates that may fit, sorted by estimated seconds."""
 
         def order(candidate: Candidate) -> tuple[float, int]:
             return self.estimate.seconds(candidate, self.rows), candidate.zero_stage
 
-        best = sorted(self._candidates_that_fit(devices, _BYTES_ERROR), key=order)[:_PERMUTED]
+        best = sorted(self._candidates_that_fit(_BYTES_ERROR), key=order)[:_PERMUTED]
         return sorted((min(c.permuted(), key=order) for c in best), key=order)
 
-    def _candidates_that_fit(self, devices: int, share: float) -> Iterator[Candidate]:
+    def _candidates_that_fit(self, share: float) -> Iterator[Candidate]:
         """Yields the candidates with an estimated memory up to `share` times the usable memory."""
-        limit = share * self.cluster.usable_memory(devices)
-        for candidate in self._candidates(devices):
+        limit = share * self.cluster.usable_memory(self.devices)
+        for candidate in self._candidates():
             is_allowed = set(self.rules) <= set(candidate.layout.split(";"))
             if is_allowed and self.estimate.memory(candidate, self.rows) <= limit:
                 yield candidate
@@ -248,7 +252,7 @@ class Search:
         """Explains why nothing fits: the batch, the choices, or the number of devices."""
         model = f"{self.request.name} with a batch of {self.rows} rows"
         where = f"{self.devices} devices of {self.cluster.name}"
-        rejected = list(self._candidates(self.devices))
+        rejected = list(self._candidates())
         if not rejected:
             return (
                 f"no mesh of {where} divides {model}"
@@ -258,21 +262,13 @@ class Search:
             )
         if self.rules and not any(set(self.rules) <= {*c.layout.split(";")} for c in rejected):
             return f"no mesh of {where} allows the rules {', '.join(self.rules)} for {model}."
-        fewest = self._smallest_number()
-        if fewest:
+        larger = (s.devices for s in self._larger() if any(s._candidates_that_fit(1.0)))
+        if fewest := next(larger, 0):
             return f"{model} does not fit on {where}: it may fit on {fewest}."
         return (
             f"{model} does not fit on any number of devices of {self.cluster.name} with these"
             " choices: allow more tensor parallelism, or a larger batch."
         )
-
-    def _smallest_number(self) -> int:
-        """Returns the smallest number of devices on which the model fits by the estimate; 0: none.
-
-        Tries `devices` times powers of two.
-        """
-        numbers = [self.devices << i for i in range(1, 17) if self.devices << i <= _MOST_DEVICES]
-        return next((n for n in numbers if any(self._candidates_that_fit(n, 1.0))), 0)
 
 
 def _text(values: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ WHOLE = {
     },
     "kernels": {
         "flash": {f.name: [[64.0, 0.4, 100.0]] for f in dataclasses.fields(AttentionKernel)}
-        | {"spread": 0.1, "source": "me"}
+        | {"source": "me"}
     },
 }
 WHOLE["stacks"]["plain"]["attention"] = "flash"

@@ -6,7 +6,6 @@ the bandwidth. The peak and the bandwidth are the fastest measured rates, so no 
 
 import os
 import re
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,9 +41,6 @@ _HOST_RESERVED = 500e6
 # and the max number of its operations.
 _WANTED, _MOST_OPERATIONS = 0.12, 96
 _CALLS = 8
-# Min relative uncertainty of a predicted time. Measurements may spread less, but they do not cover
-# all of a step.
-_LEAST_SPREAD = 0.05
 # Number of float32 values in the input of a collective: one is bound by latency, one by bandwidth.
 _FEW, _MANY = 1 << 10, 1 << 20
 _VARIABLES = 300
@@ -61,7 +57,6 @@ class Measured:
       is_gpu: whether the device is a GPU; else it is the cores of this machine, taken together.
       devices: number of devices between which collectives are measured.
       rates: FLOP/s or bytes/s by kind of work.
-      spreads: relative distance from the shortest call to the lower quartile, of each step.
       launch: seconds between two operations.
     """
 
@@ -70,7 +65,6 @@ class Measured:
         gpus = tf.config.list_physical_devices("GPU") if self.is_gpu else ()
         self.devices = len(gpus) or cores()
         self.rates: dict[str, float] = {}
-        self.spreads: list[float] = []
         self.launch = 0.0
         self._cluster = t2tp.connect(self.devices)
         self._kernels = own_kernels(1, on_cpu=not self.is_gpu)
@@ -143,8 +137,6 @@ class Measured:
             begin = time.perf_counter()
             float(program(fed)["last"])
             taken.append(time.perf_counter() - begin)
-        quartile, *_ = statistics.quantiles(taken[2:], n=4)
-        self.spreads.append(quartile / min(taken[2:]) - 1)
         return min(taken[2:])
 
     def cluster_table(self) -> dict[str, Any]:
@@ -156,7 +148,6 @@ class Measured:
             for bound in (True, False)
         }
         shares = {kind: rate / fastest[kind in COMPUTE_BOUND] for kind, rate in self.rates.items()}
-        spread = max(_LEAST_SPREAD, statistics.median(self.spreads))
         device: dict[str, Any] = {"name": "this machine", "cores": 0, "reserved": RESERVED}
         peak = {"float32": round(fastest[True])}
         if self.is_gpu:
@@ -174,8 +165,6 @@ class Measured:
             "attention": "kernel" if self.is_gpu else "engine",
             "host": min(max(self.host, 0.0), 1e-3) if self.is_gpu else 0.0,
             "link": 1.0,
-            "spread": min(spread, 1.0),
-            "spread_links": min(2 * spread, 1.0),
             "shares": shares,
         }
         return {

@@ -17,9 +17,8 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
-from t2tp.planner.advice import tried
 from t2tp.planner.candidates import CHOSEN, RESET
-from t2tp.planner.report import advice_section, plan_report, search_report, training_text
+from t2tp.planner.report import plan_report, search_report, training_text
 from t2tp.planner.search import Search, days_of, pareto, price_of
 from t2tp.problems.problem import Problem
 from t2tp.report.parts import Report
@@ -69,13 +68,10 @@ def _plan(
     flags: absl_flags.FlagValues, planned: Request, cluster: ClusterFile, train_tokens: float
 ) -> None:
     plan = planned.plan(cluster)
-    changes = tried(planned, cluster, plan) if flags.advise else []
-    report = plan_report(plan, advice_section(planned.hparams, plan, changes))
+    report = plan_report(plan)
     _draw(flags, report)
     if flags.json:
-        advice = [{"hparams": values, **_entry(each, 0.0)} for values, each in changes]
-        advised = {"advice": advice} if flags.advise else {}
-        print(json.dumps(_entry(plan, train_tokens) | advised, indent=2))
+        print(json.dumps(_entry(plan, train_tokens), indent=2))
         return
     print(report)
     if train_tokens:
