@@ -77,10 +77,10 @@ def _prepared(root: Path, settings: Sequence[object]) -> Path:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     for directory in (root, *root.parents):
         found, is_root = directory.stat(), directory == root
-        owners = {os.geteuid()} if is_root else {os.geteuid(), 0}
         others_write = found.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if is_root else 0))
         is_sticky = found.st_mode & stat.S_ISVTX and not is_root  # Others delete only their files.
-        if found.st_uid not in owners or (others_write and not is_sticky):
+        is_foreign = found.st_uid != os.geteuid() and (is_root or found.st_uid)
+        if is_foreign or (others_write and not is_sticky):
             raise UsageError(
                 f"others can write in {directory}, and could place code in the cache, which your"
                 " runs would execute: choose a directory of your own with the mode 0700"
@@ -88,12 +88,15 @@ def _prepared(root: Path, settings: Sequence[object]) -> Path:
     free = shutil.disk_usage(root).free
     if free < _MIN_FREE_BYTES:
         raise UsageError(f"{free >> 20} MiB are free in {root}, and 1024 MiB are needed")
-    _trim(root, _MAX_BYTES)
     entries = root / _kind(settings)
     (entries / _AUTOTUNING).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in entries.glob("*.pb"):
-        if not _is_complete(path):
-            path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # Another process is deleting the same files.
+        files = [(path.lstat(), path) for path in root.rglob("*") if path.is_file()]
+        sizes = 0
+        for found, path in sorted(files, key=lambda file: -file[0].st_mtime):
+            sizes += found.st_size
+            if sizes > _MAX_BYTES or (path.parent == entries and not _is_complete(path)):
+                path.unlink()
     return entries
 
 
@@ -102,47 +105,21 @@ def _kind(settings: Sequence[object]) -> str:
     texts = [path.read_text("utf-8", "replace") for path in Path(_GPUS).glob("*/information")]
     gpus = {line for text in texts for line in text.splitlines() if line.startswith("Model:")}
     driver = Path(_DRIVER).read_text("utf-8", "replace") if gpus else ""
-    cpu = [
-        line
-        for line in Path(_CPUS).read_text("utf-8", "replace").split("\n\n")[0].splitlines()
-        if line.startswith(("model name", "flags", "Features"))
-    ]
+    core = Path(_CPUS).read_text("utf-8", "replace").split("\n\n")[0].splitlines()
+    cpu = [line for line in core if line.startswith(("model name", "flags", "Features"))]
     variables = [os.environ.get(name) for name in _SETTINGS]
     facts = (platform.machine(), os.cpu_count(), cpu, sorted(gpus), driver, variables, settings)
     versions = [f"{name}-{metadata.version(name)}" for name in ("t2tp", "tensorflow")]
     return "-".join([*versions, hashlib.sha256(repr(facts).encode()).hexdigest()[:16]])
 
 
-def _trim(root: Path, max_bytes: int) -> None:
-    """Deletes the oldest files until all files together have at most `max_bytes`."""
-    files = []
-    for path in root.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # Another process has deleted it.
-            found = path.lstat()
-            if stat.S_ISREG(found.st_mode):
-                files.append((found.st_mtime, found.st_size, path))
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if total <= max_bytes:
-            return
-        path.unlink(missing_ok=True)
-        total -= size
-
-
 def _is_complete(path: Path) -> bool:
-    """Whether a file is a sequence of protobuf fields that ends where the file ends.
+    """Whether a file is a whole protobuf; TensorFlow fails to read a file that a crash truncated."""
+    from google.protobuf.empty_pb2 import Empty  # Imported here to keep --help fast.
+    from google.protobuf.message import DecodeError
 
-    After a crash of the machine, a file may be truncated, and TensorFlow would fail to read it. An
-    entry's fields are messages and byte strings: a tag, a length, and that number of bytes.
-    """
-    size, position = path.stat().st_size, 0
-    with path.open("rb") as file:
-        while position < size:
-            file.seek(position)
-            header = file.read(11)  # The tag has one byte, and the length 1 to 10 bytes.
-            end = next((i for i, byte in enumerate(header[1:], 2) if byte < 128), 0)
-            if not end:
-                return False
-            digits = enumerate(header[1:end])
-            position += end + sum((byte & 127) << (7 * i) for i, byte in digits)
-    return 0 < position == size
+    try:
+        Empty.FromString(content := path.read_bytes())  # Unknown fields are parsed, too.
+    except DecodeError:
+        return False
+    return bool(content)
