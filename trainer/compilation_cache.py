@@ -114,7 +114,7 @@ def _kind(settings: Sequence[object]) -> str:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a file is a whole protobuf; TensorFlow fails to read a file that a crash truncated."""
+    """Whether a file is a whole protobuf. TensorFlow fails to read one that a crash truncated."""
     from google.protobuf.empty_pb2 import Empty  # Imported here to keep --help fast.
     from google.protobuf.message import DecodeError
 

@@ -39,16 +39,7 @@ from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaMismatchError, name_wrong_device
 from t2tp.trainer.hooks.trackers import Tracker, check_tracker, open_tracker
 from t2tp.trainer.inference.saved_model import Signatures, of_features, write_saved_model
-from t2tp.trainer.inputs.inputs import (
-    Batch,
-    BatchStream,
-    InputFn,
-    Inputs,
-    features_of_batch,
-    number_of_batches,
-    shapes_of_batch,
-    shapes_of_features,
-)
+from t2tp.trainer.inputs.inputs import Batch, BatchStream, InputFn, Inputs, features_of_batch
 from t2tp.trainer.inputs.prefetch import prefetched
 from t2tp.trainer.loops import in_loops, sum_metrics, train_loop
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
@@ -243,7 +234,9 @@ class Estimator:
         if not program.segment_features:  # Otherwise the batch selects the program.
             program.trace(self._loop_size(program))
         with self.lock():
-            self._remove_unfinished()
+            if self.connect().is_main_process:
+                with as_usage_error(OSError):
+                    remove_unfinished(self.config.output_dir)  # Files of killed trainers.
             self._checkpoints.check_untouched(self.connect(), self.steps_done)
             self._checkpoints.check_writable()
             if self.connect().is_main_process:
@@ -293,7 +286,7 @@ class Estimator:
         """
         inputs = self._open(inputs)
         place = self._placer(ModeKeys.EVAL, inputs)
-        count = number_of_batches(inputs.stream, steps)
+        count = inputs.number_of_batches(steps)
         cluster = self.connect()
 
         def prepare(step: int) -> tuple:
@@ -482,12 +475,11 @@ class Estimator:
         self, mode: ModeKeys, inputs: Inputs
     ) -> Callable[[Batch], tuple[Program, PlacedFeatures]]:
         """Returns a function that places a batch and returns it with its program."""
-        programs = {shapes_of_features(kind): self.build(mode, kind) for kind in inputs.kinds}
-        default = self.build(mode, inputs.features)
+        program_of = inputs.by_shapes(lambda features: self.build(mode, features))
 
         def place(batch: Batch) -> tuple[Program, PlacedFeatures]:
-            # For a batch of unknown shapes, the default program's `place` raises an error.
-            program = programs.get(shapes_of_batch(batch), default)
+            # For a batch of unknown shapes, the first program's `place` raises an error.
+            program = program_of(batch)
             return program, program.place(batch)
 
         return place
@@ -574,12 +566,6 @@ class Estimator:
         if loss is None:
             raise ValueError("The model function returned no loss in the mode LOSS.")
         return loss
-
-    def _remove_unfinished(self) -> None:
-        """Deletes unfinished files of killed trainers; the caller holds the lock."""
-        if self.connect().is_main_process:
-            with as_usage_error(OSError):
-                remove_unfinished(self.config.output_dir)
 
     def _count_steps(self, steps_done: int) -> None:
         self.steps_done = steps_done

@@ -24,13 +24,8 @@ from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
 from t2tp.trainer.inference.samples import DecodedSamples
 from t2tp.trainer.model_fn import ModeKeys
-from t2tp.trainer.processes.multiprocess import (
-    ProcessMismatchError,
-    check_same,
-    checking_same_checkpoint,
-)
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.references import References
-from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
@@ -161,7 +156,7 @@ class Experiment:
                 str(self.estimator.layout),
                 cluster.describe(),
                 f"{self.spec.model} on {self.spec.problem.name}{sizes}",
-                f"the run is in {address_of(self._config.output_dir)}",
+                f"the run is in {address_of(self.spec.config.output_dir)}",
             ]
         )
 
@@ -222,7 +217,7 @@ class Experiment:
         self.build("evaluate")
         self.spec.check_same_data(str(path))
         saved = find(str(path))
-        with checking_same_checkpoint():
+        with multiprocess.checking_same_checkpoint():
             check_same_save(saved, self.estimator.connect())
         self.estimator.restore(saved)
         return self.estimator.steps_done, self._evaluation.measure()
@@ -283,8 +278,8 @@ class Experiment:
 
         It is `keep_best_metric` if set, else the metric of early stopping if used, else the loss.
         """
-        if self._config.keep_best_metric:
-            problem, goal = self.spec.problem, BestMetric.parse(self._config.keep_best_metric)
+        if self.spec.config.keep_best_metric:
+            problem, goal = self.spec.problem, BestMetric.parse(self.spec.config.keep_best_metric)
             sentence = f"the best checkpoint by the unknown metric {goal.metric!r}"
             check_known(goal.metric, problem.metric_names, f"metrics of {problem.name}", sentence)
             return goal
@@ -298,12 +293,8 @@ class Experiment:
         return RunDecoder(self.spec, self.estimator, self._decode_options)
 
     @property
-    def _config(self) -> RunConfig:
-        return self.spec.config
-
-    @property
     def _checkpoints(self) -> Path:
-        return checkpoint_directory(self._config.output_dir)
+        return checkpoint_directory(self.spec.config.output_dir)
 
     @functools.cached_property
     def _evaluation(self) -> SplitEvaluation:
@@ -324,8 +315,8 @@ class Experiment:
         cluster, minutes = self.estimator.connect(), self.spec.evaluation.eval_timeout_mins
         if next(follow_checkpoints(self._checkpoints, cluster, (), minutes), None) is None:
             raise FileNotFoundError(
-                f"{self._config.output_dir} has no finished checkpoint, and none was saved within"
-                f" {minutes:g} minutes"
+                f"{self.spec.config.output_dir} has no finished checkpoint, and none was saved"
+                f" within {minutes:g} minutes"
             )
 
     def _restore(self, step: int) -> bool:
@@ -346,16 +337,16 @@ class Experiment:
             logging.warning("not evaluated: %s", each)
             return False
         if len(set(save_ids)) > 1:
-            raise ProcessMismatchError(
+            raise multiprocess.ProcessMismatchError(
                 f"the processes have different checkpoints of step {step} in"
-                f" {self._config.output_dir}: all processes must share this directory"
+                f" {self.spec.config.output_dir}: all processes must share this directory"
             )
         return True
 
     def _train(
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str
     ) -> None:
-        output_dir, cluster = self._config.output_dir, self.estimator.connect()
+        output_dir, cluster = self.spec.config.output_dir, self.estimator.connect()
         # Evaluation can use checkpoints without `run.yaml`, but training cannot continue from them.
         run_files.check_known(output_dir, run_files.read(output_dir))
         self.build(schedule)
@@ -365,7 +356,7 @@ class Experiment:
             return
         with self.estimator.lock():
             if not self.estimator.steps_done:
-                run_files.check_not_trained(output_dir, self._config.first_save)
+                run_files.check_not_trained(output_dir, self.spec.config.first_save)
             if cluster.is_main_process:
                 run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
                 self._references.write()
@@ -379,7 +370,7 @@ class Experiment:
 
     def _how(self, schedule: str) -> dict[str, Any]:
         """Returns the flags that make t2tp_trainer run this schedule with these settings."""
-        flags: dict[str, Any] = {"schedule": schedule, "random_seed": self._config.random_seed}
+        flags: dict[str, Any] = {"schedule": schedule, "random_seed": self.spec.config.random_seed}
         if ModeKeys.EVAL in SCHEDULES[schedule]:
             flags |= self.spec.evaluation.flags()
         return flags
@@ -390,7 +381,9 @@ class Experiment:
             flags = self._flags | self._how("train_and_evaluate")
             flags = {k: v for k, v in flags.items() if k not in _OWN_FLAGS}
             data = {f"data of {self.spec.problem.name}": self._flags["data_digest"]}
-            check_same(self.estimator.connect(), {**self.spec.hparams.values(), **flags, **data})
+            multiprocess.check_same(
+                self.estimator.connect(), {**self.spec.hparams.values(), **flags, **data}
+            )
             self._is_checked = True
 
     def _changed_hparams(self) -> str:

@@ -25,6 +25,7 @@ from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.hooks.reports import scalars_in
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.inputs import Batch, BatchStream, features_of_batch, shapes_of_batch
 from t2tp.trainer.model_fn import ModeKeys
@@ -129,11 +130,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     program = estimator.build(ModeKeys.TRAIN, features)
     before = _values(program.variables)
     outputs = program(batch, step=step - 1)
-    scalars = {
-        name.removeprefix("scalars/"): float(outputs[name])
-        for name in outputs
-        if name == "loss" or name.startswith("scalars/")
-    }
+    scalars = scalars_in(outputs)
     updates = _relative_updates(before, _values(program.variables))
     return ReplayedStep(
         step,

@@ -257,11 +257,6 @@ class Decoder:
             check_length("input", request.inputs or (), self._max_length)
             check_length("prompt", request.prefix, self._max_length)
 
-    def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
-        """Returns the features of the smallest program: one new token, at most one input token."""
-        request = Request(inputs=[0] if reads_inputs else None, limit=1)
-        return self._batch([0], [request], [1], self._sizes(0, request)[1])[0]
-
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
         """Returns a row's max number of new tokens, and its rounded lengths.
 

@@ -10,7 +10,7 @@ import pytest
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_launch
 from t2tp.trainer.run_dir import run_files
-from t2tp.trainer.search.storage import sqlite_address
+from t2tp.trainer.search.study import sqlite_address
 from tests.trainer import (
     postgresql,
     tiny_problem,  # noqa: F401 (registers problems)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from t2tp.checkpoint import all_steps, step_directory
-from t2tp.trainer.hooks.early_stopping import EarlyStopping
+from t2tp.trainer.eval_config import EarlyStopping
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_experiment import experiment

@@ -23,14 +23,7 @@ from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building, joined
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from t2tp.trainer.inference import files
-from t2tp.trainer.inference.conversations import (
-    SUFFIX,
-    parse,
-    prompts,
-    read_template,
-    without_first,
-)
+from t2tp.trainer.inference import conversations, files
 from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.inference.run_decoder import Decoded, Result, RunDecoder, check_writes, codec_for
 from t2tp.trainer.local_paths import read_lines
@@ -110,12 +103,12 @@ class _Chat:
 def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Chat | None:
     """Returns the conversations to reply to; None if the source is plain text."""
     path = flags.decode_from_file or ""
-    if not (flags.chat or path.endswith(SUFFIX)):
+    if not (flags.chat or path.endswith(conversations.SUFFIX)):
         return None
     if flags.decode_prefix_file or spec.problem.reads_inputs:
         raise UsageError("conversations need a language model, and no --decode_prefix_file")
-    template = read_template(spec.problem, spec.data_dir, spec.config.output_dir)
-    return _Chat(template, parse(lines, path))
+    template = conversations.read_template(spec.problem, spec.data_dir, spec.config.output_dir)
+    return _Chat(template, conversations.parse(lines, path))
 
 
 def _should_compile(
@@ -186,10 +179,13 @@ class _Decoding:
         return replace(spec, hparams=hparams)
 
     def _replies(
-        self, chat: _Chat, conversations: Sequence[Conversation], path: str = ""
+        self, chat: _Chat, asked: Sequence[Conversation], path: str = ""
     ) -> Iterator[Result]:
-        tokens = prompts(chat.template, conversations, self._codec, path)
-        yield from self._decoder.replies(without_first(tokens, self._first_token), path)
+        prompts = conversations.prompts(chat.template, asked, self._codec, path)
+        for tokens in prompts:
+            if tokens[:1] == [self._first_token]:
+                del tokens[0]
+        yield from self._decoder.replies(prompts, path)
 
     def run(self) -> None:
         """Decodes or scores the source that the flags name."""

@@ -11,12 +11,7 @@ from t2tp.processes.process_spec import parse_tf_config, split_address
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import SIGNALLED, UsageError, as_usage_error
 from t2tp.trainer.processes import children
-from t2tp.trainer.processes.local_processes import (
-    LocalProcesses,
-    check_gpus,
-    environments_of,
-    visible_gpus,
-)
+from t2tp.trainer.processes.local_processes import LocalProcesses, environments_of, visible_gpus
 
 NO_SUCH_COMMAND = 127  # As in shells.
 
@@ -31,10 +26,8 @@ def run(invocation: Invocation) -> int:
     count, devices = flags.num_processes, flags.devices_per_process
     with as_usage_error(ValueError):
         hosts, host_id = hosts_of(flags.hosts, flags.host_id)
-        gpus = visible_gpus()
-        check_gpus(count, devices, gpus)
     environments = functools.partial(
-        environments_of, count, devices, os.environ, gpus, hosts, host_id
+        environments_of, count, devices, os.environ, visible_gpus(), hosts, host_id
     )
     try:
         return run_rounds(command, environments, host_id * count, flags.max_restarts)

@@ -21,18 +21,10 @@ from t2tp.processes import exact_environment, process_spec
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.processes.signals import sigint_ends
 from t2tp.quiet import quiet_import
-from t2tp.trainer import compilation_cache, run_yaml
+from t2tp.trainer import compilation_cache, errors, run_yaml
 from t2tp.trainer.cli import console, flag_groups
 from t2tp.trainer.cli.flag_groups import FlagGroup, Positional
-from t2tp.trainer.errors import (
-    SIGNALLED,
-    FailedError,
-    Interrupted,
-    ProcessLostError,
-    UsageError,
-    as_usage_error,
-    sentence,
-)
+from t2tp.trainer.errors import FailedError, Interrupted, UsageError, as_usage_error
 
 # Flags that change what XLA compiles for the same graph.
 _COMPILER_FLAGS = ("deterministic", "intra_op_parallelism_threads")
@@ -117,8 +109,8 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
     except BrokenPipeError:
         # The reader has closed stdout, as in `t2tp_plan ... | head -1`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SIGNALLED + signal.SIGPIPE
-    except (UsageError, FailedError, ProcessLostError, StoreError) as error:
+        return errors.SIGNALLED + signal.SIGPIPE
+    except (UsageError, FailedError, errors.ProcessLostError, StoreError) as error:
         advice = "" if len(command_line) > 1 else f"; {spec.name} --help lists the flags"
         message = mirror.with_addresses(f"{error}{advice}")
         print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
@@ -128,12 +120,14 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
             raise
         # Python would try again, when it exits, to write the rest to a full stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"{_caller(spec, process)}: {sentence(error)}", file=sys.stderr)
+        print(f"{_caller(spec, process)}: {errors.sentence(error)}", file=sys.stderr)
         return FailedError.exit_code
     except KeyboardInterrupt as error:
         if process is None or process.process_id == 0:
             print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)
-        return error.exit_code if isinstance(error, Interrupted) else SIGNALLED + signal.SIGINT
+        return (
+            error.exit_code if isinstance(error, Interrupted) else errors.SIGNALLED + signal.SIGINT
+        )
 
 
 def _check_is_utf8(command_line: Sequence[str]) -> None:

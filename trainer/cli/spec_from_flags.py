@@ -17,8 +17,7 @@ from t2tp.trainer import run_yaml
 from t2tp.trainer.cli.config_file import AUTO
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.eval_config import EvalConfig
-from t2tp.trainer.hooks.early_stopping import EarlyStopping
+from t2tp.trainer.eval_config import EarlyStopping, EvalConfig
 from t2tp.trainer.hparams_fit import check_fits, completed, read_set
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import huggingface_files, run_files

@@ -63,15 +63,13 @@ def _search(
     trainer_flags: Sequence[str],
 ) -> int:
     # Imported here, because Optuna is an optional dependency.
-    from t2tp.trainer.search import report
-    from t2tp.trainer.search.devices import Devices
+    from t2tp.trainer.search import report, study
     from t2tp.trainer.search.ledger import Claim, Ledger
     from t2tp.trainer.search.ranges import flag_text
     from t2tp.trainer.search.search import TrialSearch
-    from t2tp.trainer.search.storage import open_study, sqlite_address
-    from t2tp.trainer.search.strategies import Sampling, parse_objectives, pruner_of
+    from t2tp.trainer.search.trial_run import Devices
 
-    objectives = parse_objectives(flags.metric, flags.minimize)
+    objectives = study.parse_objectives(flags.metric, flags.minimize)
     for each in objectives:
         if each.metric not in metrics and not each.metric.startswith(_LOSS_TERM):
             known = nearest(each.metric, metrics, f"metrics of {trainer.problem}")
@@ -90,22 +88,22 @@ def _search(
             visible_gpus(),
             sorted(os.sched_getaffinity(0)),
         )
-    sampling = Sampling(flags.sampler, ranged, flags.grid_points)
+    sampling = study.Sampling(flags.sampler, ranged, flags.grid_points)
     trials = flags.trials or sampling.grid_size or _TRIALS
     if sampling.grid_size is not None and trials > sampling.grid_size:
         raise UsageError(f"--trials={trials}: the grid has {sampling.grid_size} points")
     directory = Path(flags.output_dir)
     with as_usage_error(OSError):
         report.describe_to_tensorboard(ranged, objectives, directory)
-    study = open_study(
-        flags.study or sqlite_address(directory / "study.db"),
+    opened = study.open_study(
+        flags.study or study.sqlite_address(directory / "study.db"),
         flags.study_name or ranged.name,
         ranged.name,
         objectives,
         flags.lost_after_seconds,
     )
-    study.pruner = pruner_of(flags.pruner, frequency, last_step)
-    ledger = Ledger(study, ranged, sampling, trials, flags.lost_after_seconds)
+    opened.pruner = study.pruner_of(flags.pruner, frequency, last_step)
+    ledger = Ledger(opened, ranged, sampling, trials, flags.lost_after_seconds)
 
     # The values are passed as text, not as the trial's number: the trainer then needs no database,
     # and its `run.yaml` has all that it takes to repeat the trial.
@@ -116,8 +114,8 @@ def _search(
     prunes_before = last_step if flags.pruner != "none" else 0
     code = TrialSearch(ledger, command, directory, objectives, devices, prunes_before).run()
     if ledger.is_done():
-        print(report.table(study, ledger.attempts(), objectives, directory))
-        for line in report.importances(study, objectives, directory):
+        print(report.table(opened, ledger.attempts(), objectives, directory))
+        for line in report.importances(opened, objectives, directory):
             print(line)
     return code
 

@@ -25,7 +25,7 @@ from t2tp.trainer.hooks.replicas import ReplicaHook
 from t2tp.trainer.hooks.reports import ReportHook, Sink
 from t2tp.trainer.hooks.slow_stage import SlowStage
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from t2tp.trainer.inputs.inputs import Inputs, shapes_of_batch, shapes_of_features
+from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.run_config import RunConfig, profile_range
 
 
@@ -105,14 +105,11 @@ def default_hooks(
     hooks.append(NonfiniteHook(stops, log, first_step))
     if config.check_replicas_every:
         microbatches = int(values.get("microbatches", 1))
-        same_rows = {
-            shapes_of_features(kind): SameRows(loss_fn, program, kind, microbatches)
-            for kind in inputs.kinds
-        }
+        same_rows = inputs.by_shapes(lambda kind: SameRows(loss_fn, program, kind, microbatches))
 
         def compute(step: int) -> ReplicaMismatch | None:
             batch = inputs.stream[step]
-            return same_rows[shapes_of_batch(batch)].mismatch(batch, step)
+            return same_rows(batch).mismatch(batch, step)
 
         hooks.append(ReplicaHook(config.check_replicas_every, program.variables, compute))
     if config.histogram_steps is not None:

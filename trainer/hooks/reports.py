@@ -52,9 +52,9 @@ class ReportHook(Hook):
         step = training.steps_done
         is_due = step % self.every == 0 or step == training.max_steps
         if is_due or self._is_first:
-            step_scalars = _scalars(outputs)  # Waits for the devices, so that the time is right.
+            step_scalars = scalars_in(outputs)  # Waits for the devices, so that the time is right.
         if is_due:
-            sums = _sums(outputs)
+            sums = _below("metrics/", outputs)
             # TensorFlow traces and compiles in the first step, so its time says nothing about
             # later steps. Of several reports of a launch, only the first has a speed.
             is_timed = not self._is_first and training.steps_launched > self._last[0]
@@ -99,17 +99,12 @@ class ReportHook(Hook):
         return training.steps_launched, clock.seconds(), Counter(clock.parts())
 
 
-def _scalars(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+def scalars_in(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns the loss and scalars of a step by their names in TensorBoard."""
-    named = {name: name.removeprefix("scalars/") for name in outputs if name.startswith("scalars/")}
-    return {"loss": float(outputs["loss"])} | {
-        tag: float(outputs[name]) for name, tag in named.items()
-    }
+    return {"loss": float(outputs["loss"])} | _below("scalars/", outputs)
 
 
-def _sums(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns the metric sums of a step."""
-    prefix = "metrics/"
+def _below(prefix: str, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {n.removeprefix(prefix): float(outputs[n]) for n in outputs if n.startswith(prefix)}
 
 

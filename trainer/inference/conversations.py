@@ -1,16 +1,12 @@
 """Reads conversations, and turns them into prompts with the chat template of a run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from t2tp.problems.codec import Codec
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.vocab.chat_template import (
-    ChatTemplate,
-    Conversation,
-    conversation_of,
-    has_template,
-)
+from t2tp.problems.vocab import chat_template
+from t2tp.problems.vocab.chat_template import ChatTemplate, Conversation
 from t2tp.trainer.inference.run_decoder import encode_prompt, naming_line
 from t2tp.trainer.run_dir import huggingface_files
 from t2tp.typed_files import parse_json
@@ -26,8 +22,9 @@ def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> C
       FileNotFoundError: neither has a template.
       ValueError: the template is damaged.
     """
-    of_data = problem.directory(data_dir)
-    directory = of_data if has_template(of_data) else huggingface_files.directory_in(output_dir)
+    directory = problem.directory(data_dir)
+    if not chat_template.has_template(directory):
+        directory = huggingface_files.directory_in(output_dir)
     return ChatTemplate.from_directory(directory)
 
 
@@ -46,11 +43,6 @@ def prompts(
     return found
 
 
-def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int]]:
-    """Removes the first token of each prompt that begins with the given token."""
-    return [list(each[1:] if each and each[0] == token else each) for each in prompts]
-
-
 def parse(lines: Iterable[str], path: str) -> list[Conversation]:
     """Reads each line's conversation: a JSON list of messages, or an object with such a list.
 
@@ -60,5 +52,5 @@ def parse(lines: Iterable[str], path: str) -> list[Conversation]:
     found = []
     for number, line in enumerate(lines, start=1):
         with naming_line(path, number):
-            found.append(conversation_of(parse_json(line, "the line", Any)))
+            found.append(chat_template.conversation_of(parse_json(line, "the line", Any)))
     return found

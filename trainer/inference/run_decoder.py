@@ -95,17 +95,6 @@ class RunDecoder:
     def _codec(self) -> Codec:
         return codec_for(self._problem, self._data_dir)
 
-    def build(self) -> None:
-        """Builds the program for the shortest rows, to raise errors of building early.
-
-        Raises:
-          UsageError: the problem has no text.
-          LayoutError, CheckpointMismatchError, FileNotFoundError: see `Estimator.build`.
-        """
-        codec_for(self._problem, self._data_dir)
-        features = self._decoder.smallest_features(self._problem.reads_inputs)
-        self._estimator.build(ModeKeys.PREDICT, features, self._decoder.options)
-
     def text(self, text: str, length: int | None = None) -> str:
         """Decodes a source, or continues a prompt; errors as for `texts`.
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from t2tp import mtf
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
+
+T = TypeVar("T")
 
 # Global arrays by name: numpy arrays, or objects that read only the slices that are selected.
 Batch = Mapping[str, Any]
@@ -38,24 +40,6 @@ class ResumableStream(BatchStream, Protocol):
 
 # (name, sizes) of each feature, sorted: equal for batches of the same shapes.
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-
-
-def number_of_batches(stream: BatchStream, steps: int) -> int:
-    """Returns the number of batches of an evaluation, at most `steps`; 0 or -1: all.
-
-    Raises:
-      ValueError: all batches are requested, and the stream has no length.
-    """
-    try:
-        length = len(stream)  # type: ignore[arg-type]
-    except TypeError as error:
-        if steps > 0:
-            return steps
-        raise ValueError(
-            "the stream does not know how many batches it has: say how many to evaluate (steps=N);"
-            " to a tf.data.Dataset, apply tf.data.experimental.assert_cardinality(N)"
-        ) from error
-    return min(length, steps) if steps > 0 else length
 
 
 @dataclass(frozen=True)
@@ -87,6 +71,33 @@ class Inputs:
         dims = (d for kind in self.kinds for f in kind.values() for d in f.shape.dims)
         sizes = {dim.size for dim in dims if dim.name == "batch"}
         return sizes.pop() if len(sizes) == 1 else None
+
+    def number_of_batches(self, steps: int) -> int:
+        """Returns the number of batches of an evaluation, at most `steps`; 0 or -1: all.
+
+        Raises:
+          ValueError: all batches are requested, and the stream has no length.
+        """
+        try:
+            length = len(self.stream)  # type: ignore[arg-type]
+        except TypeError as error:
+            if steps > 0:
+                return steps
+            raise ValueError(
+                "the stream does not know how many batches it has: say how many to evaluate"
+                " (steps=N); to a tf.data.Dataset, apply tf.data.experimental.assert_cardinality(N)"
+            ) from error
+        return min(length, steps) if steps > 0 else length
+
+    def by_shapes(self, make: Callable[[Mapping[str, Feature]], T]) -> Callable[[Batch], T]:
+        """Calls `make` for the features of each shape; returns a function that selects a result.
+
+        The function returns the result for the shapes of its batch, or the first result if no
+        batch should have these shapes.
+        """
+        made = {shapes_of_features(kind): make(kind) for kind in self.kinds}
+        default = next(iter(made.values()))
+        return lambda batch: made.get(shapes_of_batch(batch), default)
 
     def resumed(self, before: BatchSizes | None, step: int) -> Inputs:
         """Returns the inputs of a run that resumes after `step` steps.

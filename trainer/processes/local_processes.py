@@ -13,15 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TextIO
 
+from t2tp.processes import process_spec
 from t2tp.processes.messages import SECRET_VARIABLE
-from t2tp.processes.process_spec import (
-    DEVICES_VARIABLE,
-    LOST_EXIT_CODE,
-    THREADS_VARIABLE,
-    split_address,
-)
 from t2tp.processes.rendezvous import free_port
-from t2tp.trainer.errors import SIGNALLED
+from t2tp.trainer.errors import SIGNALLED, UsageError
 from t2tp.trainer.processes import children
 
 _POLL_SECONDS = 0.1
@@ -62,17 +57,6 @@ class ProcessOutcome:
         return f"process {self.process} failed with exit code {self.code}"
 
 
-def check_gpus(num_processes: int, devices_per_process: int | None, gpus: Sequence[str]) -> None:
-    """Raises ValueError if this host has GPUs, but too few for its processes."""
-    each = devices_per_process or len(gpus) // num_processes
-    if gpus and not 0 < each * num_processes <= len(gpus):
-        raise ValueError(
-            f"{num_processes} processes with {max(1, each)} GPUs each need"
-            f" {num_processes * max(1, each)}, and there are {len(gpus)}: start fewer processes, or"
-            " give each fewer with --devices_per_process."
-        )
-
-
 def environments_of(
     num_processes: int,
     devices_per_process: int | None,
@@ -99,27 +83,32 @@ def environments_of(
       host_id: index of this host.
 
     Raises:
-      ValueError: there are too few GPUs.
+      UsageError: this host has GPUs, but too few for its processes.
     """
-    check_gpus(num_processes, devices_per_process, gpus)
+    each = devices_per_process or len(gpus) // num_processes
+    if gpus and not 0 < each * num_processes <= len(gpus):
+        raise UsageError(
+            f"{num_processes} processes with {max(1, each)} GPUs each need"
+            f" {num_processes * max(1, each)}, and there are {len(gpus)}: start fewer processes, or"
+            " give each fewer with --devices_per_process."
+        )
     if hosts:
-        pairs = [split_address(each, "address") for each in hosts]
+        pairs = [process_spec.split_address(each, "address") for each in hosts]
         addresses = [f"{host}:{port + i}" for host, port in pairs for i in range(num_processes)]
     else:
         addresses = [f"localhost:{free_port()}" for _ in range(num_processes)]
         environment = {SECRET_VARIABLE: secrets.token_hex(16), **environment}
-    each = devices_per_process or len(gpus) // num_processes
     share = max(1, len(os.sched_getaffinity(0)) // num_processes)
     environments = []
     for number in range(num_processes):
         task = {"type": "worker", "index": host_id * num_processes + number}
-        variables = {THREADS_VARIABLE: str(share), **environment}
+        variables = {process_spec.THREADS_VARIABLE: str(share), **environment}
         heap = ("MALLOC_", "GLIBC_TUNABLES")
         if not gpus and not any(name.startswith(heap) for name in environment):
             variables = {**ALLOCATOR, **variables}
         variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
         if devices_per_process is not None:
-            variables[DEVICES_VARIABLE] = str(devices_per_process)
+            variables[process_spec.DEVICES_VARIABLE] = str(devices_per_process)
         if gpus:
             first = number * each
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + each])
@@ -217,7 +206,7 @@ class LocalProcesses:
         for key in list(self._outputs.get_map().values()):
             self._outputs.unregister(key.fileobj)
         outcomes = [self._outcome(position) for position in self._failures]
-        causes = [each for each in outcomes if each.code != LOST_EXIT_CODE]
+        causes = [each for each in outcomes if each.code != process_spec.LOST_EXIT_CODE]
         return (causes or outcomes or [ProcessOutcome(0)])[0]
 
     def kill(self) -> None:

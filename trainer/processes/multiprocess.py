@@ -85,22 +85,15 @@ def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
     try:
         with as_usage_error(ValueError):
             cluster = join()
-        with _propagate_failure(cluster):
+        try:
             yield cluster
+        except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
+            raise  # Every process raises these errors.
+        except BaseException as error:
+            cluster.fail(error)  # The other processes end, and report the error.
+            raise
     except _OTHERS_FAULT as error:
         raise ProcessLostError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _propagate_failure(cluster: Cluster) -> Iterator[None]:
-    """If the context raises an error, makes the other processes end and report the error."""
-    try:
-        yield
-    except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
-        raise  # Every process raises these errors.
-    except BaseException as error:
-        cluster.fail(error)
-        raise
 
 
 @contextlib.contextmanager

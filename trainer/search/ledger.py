@@ -11,7 +11,6 @@ enqueues a new attempt at the point. Points are numbered in the order in which t
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,17 +21,13 @@ from optuna.trial import FrozenTrial, TrialState
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ranges import suggest
-from t2tp.trainer.search.strategies import Sampling
+from t2tp.trainer.search.study import Sampling, retry
 
 # User attributes of a trial; a new attempt inherits them.
 VALUES, ERROR, _CLAIMED, _SURPLUS = "hparams", "error", "claimed", "surplus"
 # Optuna's exceptions for a trial that has ended.
 _ENDED = (RuntimeError, ValueError, optuna.exceptions.OptunaError)
 _RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    retry = RetryHeartbeatStaleTrialCallback()
 
 
 class LostClaimError(RuntimeError):

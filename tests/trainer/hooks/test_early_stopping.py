@@ -9,8 +9,8 @@ from absl import logging
 
 from t2tp.checkpoint import BestMetric
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.eval_config import EarlyStopping
 from t2tp.trainer.evaluations import SplitEvaluation
-from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 
 # Losses of evaluations every 10 steps, and whether they have a plateau of 20 steps and 0.1.

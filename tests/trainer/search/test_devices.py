@@ -2,7 +2,7 @@
 
 import pytest
 
-from t2tp.trainer.search.devices import Devices
+from t2tp.trainer.search.trial_run import Devices
 
 
 def test_each_trial_has_gpus_of_its_own():

@@ -8,9 +8,8 @@ from optuna.trial import TrialState
 from t2tp.best_metric import BestMetric
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError, retry
-from t2tp.trainer.search.storage import open_study
-from t2tp.trainer.search.strategies import Sampling, pruner_of
+from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
+from t2tp.trainer.search.study import Sampling, open_study, pruner_of, retry
 
 LOSS = [BestMetric("loss", True)]
 
