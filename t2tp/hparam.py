@@ -184,6 +184,14 @@ class HParams:
         copied._values.update(self.values())
         return copied
 
+    def with_values(self, values: Mapping[str, Any]) -> HParams:
+        """Returns a copy with these values; ignores values of unknown names."""
+        changed = self.copy()
+        for name, value in values.items():
+            if name in changed:
+                changed.set(name, value)
+        return changed
+
     def construct(self, make: Callable[..., T], *args: Any, prefix: str = "", **given: Any) -> T:
         """Calls `make`; a parameter that is not given is the hyperparameter of the same name.
 

@@ -15,7 +15,6 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.planner.candidates import CHOSEN, RESET
 from t2tp.planner.cluster_file import THIS_MACHINE, ClusterFile, shipped
-from t2tp.planner.depth import with_values
 from t2tp.planner.search import NothingFitsError, Search
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.processes.cluster import has_gpu
@@ -72,10 +71,10 @@ def _search(
     """Does the work of `with_best_layout`; returns the hparams and the message to log."""
     if user_dir:
         import_user_dir(user_dir)
-    planned = with_values(hparams, {"mesh_shape": "", "layout": ""})
+    planned = hparams.with_values({"mesh_shape": "", "layout": ""})
     rows = sequences_per_batch(planned, Layout.from_hparams(planned))
     of_batch = {"batch_size": rows, "batch_size_unit": "sequences_per_batch"}
-    planned = with_values(planned, of_batch)
+    planned = planned.with_values(of_batch)
     fixed = {name: hparams.get(name) for name in (*CHOSEN, *RESET) if name in hparams}
     if devices == 1 and "zero_stage" in fixed:
         fixed["zero_stage"] = 0
@@ -87,7 +86,7 @@ def _search(
         " by t2tp_plan)"
     )
     best_layout = {name: best.hparams.get(name) for name in ("mesh_shape", "layout")}
-    return with_values(hparams, best_layout), message
+    return hparams.with_values(best_layout), message
 
 
 def device_count() -> int:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections.abc import Mapping
 
 from absl import logging
 
@@ -58,13 +57,13 @@ class SplitEvaluation:
         step = self._estimator.steps_done
         if self._finds_best:
             self._estimator.record_metrics(metrics)
-        if self._estimator.connect().is_main_process:
+        is_main = self._estimator.connect().is_main_process
+        if is_main:
             self.summaries.write(step, metrics)
             self.record.add(step, metrics)
             self._estimator.log.write("evaluation", step, {"on": self._directory, **metrics})
             self._estimator.track(step, {f"{self._directory}/{n}": v for n, v in metrics.items()})
         if self._samples is not None:
-            is_main = self._estimator.connect().is_main_process
             self._samples.write(step, self.summaries if is_main else None)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         logging.info("evaluation at step %d  %s", step, text)
@@ -72,9 +71,21 @@ class SplitEvaluation:
         return metrics
 
     def measure(self) -> dict[str, float]:
-        """Returns the problem's metrics for the current variables; records nothing."""
-        steps = self._spec.evaluation.eval_steps
-        return self._metrics(self._estimator.evaluate(self.inputs, steps))
+        """Returns the problem's metrics for the current variables; records nothing.
+
+        Warns once about metrics that the model's sums do not allow.
+        """
+        sums = self._estimator.evaluate(self.inputs, self._spec.evaluation.eval_steps)
+        names = self._spec.problem.metric_names
+        computable = possible(names, sums)
+        if not computable:
+            return self._spec.problem.metrics(sums)  # Raises an error that names the missing sums.
+        absent = [name for name in names if name not in computable]
+        if absent and not self._is_warned:
+            reason = why_not(absent, sums, f"the model {self._spec.model}")
+            logging.warning("not evaluated: %s; %s", ", ".join(absent), reason)
+            self._is_warned = True
+        return reported(computable, sums)
 
     def run_once(self) -> dict[str, float]:
         """Returns the metrics of the last `run` if it was at the current step; else calls `run`."""
@@ -124,16 +135,3 @@ class SplitEvaluation:
                 )
             reason = stopping.plateau(evaluations)
         return cluster.process_broadcast("early stopping", reason)
-
-    def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Computes the metrics that the model's sums allow; warns once about missing metrics."""
-        names = self._spec.problem.metric_names
-        computable = possible(names, sums)
-        if not computable:
-            return self._spec.problem.metrics(sums)  # Raises an error that names the missing sums.
-        absent = [name for name in names if name not in computable]
-        if absent and not self._is_warned:
-            reason = why_not(absent, sums, f"the model {self._spec.model}")
-            logging.warning("not evaluated: %s; %s", ", ".join(absent), reason)
-            self._is_warned = True
-        return reported(computable, sums)

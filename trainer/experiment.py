@@ -27,8 +27,7 @@ from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.references import References
 from t2tp.trainer.run_dir import run_files
-from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
-from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
+from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find, follow_checkpoints
 from t2tp.trainer.run_spec import RunSpec
 
 # Flags that may differ between the processes of a run.
@@ -381,9 +380,8 @@ class Experiment:
             flags = self._flags | self._how("train_and_evaluate")
             flags = {k: v for k, v in flags.items() if k not in _OWN_FLAGS}
             data = {f"data of {self.spec.problem.name}": self._flags["data_digest"]}
-            multiprocess.check_same(
-                self.estimator.connect(), {**self.spec.hparams.values(), **flags, **data}
-            )
+            settings = self.spec.hparams.values() | flags | data
+            multiprocess.check_same(self.estimator.connect(), settings)
             self._is_checked = True
 
     def _changed_hparams(self) -> str:

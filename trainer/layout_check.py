@@ -8,7 +8,7 @@ elements per device is left with a single element.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -123,9 +123,7 @@ class _CheckedModel:
     def with_hparam(self, name: str, value: int) -> _CheckedModel | None:
         """Returns the model with a changed hparam; None if it cannot be built."""
         try:
-            hparams = self.spec.hparams.copy()
-            hparams.set(name, value)
-            return _CheckedModel(replace(self.spec, hparams=hparams))
+            return _CheckedModel(self.spec.with_hparams({name: value}))
         except Exception as error:  # A user's model may raise any error.
             logging.debug("%s=%s cannot be: %s", name, value, error)
             return None
@@ -139,7 +137,10 @@ def _shrunk(model: _CheckedModel) -> _CheckedModel:
     for name in names:
         for value in _candidates(name, model):
             smaller = model.with_hparam(name, value)
-            if smaller is None or _loses_elements(model, smaller):
+            # A dimension with several elements per device must not be left with one.
+            if smaller is None or any(
+                size == 1 < model.smallest.get(dim, 1) for dim, size in smaller.smallest.items()
+            ):
                 continue
             if smaller.size < model.size:
                 model = smaller
@@ -153,11 +154,6 @@ def _candidates(name: str, model: _CheckedModel) -> list[int]:
     sizes = {1, *(axis.size for axis in model.spec.layout.mesh_shape.dims)}
     values = {size << shift for size in sizes for shift in range(20)}
     return sorted(value for value in values if least <= value < model.spec.hparams.get(name))
-
-
-def _loses_elements(model: _CheckedModel, smaller: _CheckedModel) -> bool:
-    """Whether a dimension with several elements per device would be left with one element."""
-    return any(size == 1 < model.smallest.get(name, 1) for name, size in smaller.smallest.items())
 
 
 def _whole(value: Any) -> np.ndarray:

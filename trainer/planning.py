@@ -12,7 +12,6 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
-from t2tp.planner.depth import with_values
 from t2tp.problems.images import ImageProblem
 from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
@@ -55,7 +54,7 @@ def plan(
         cluster = ClusterFile.load(cluster, stack)
     hparams = registry.hparams(hparams) if isinstance(hparams, str) else hparams
     given = {"mesh_shape": mesh_shape, "layout": layout}
-    hparams = with_values(hparams, {name: v for name, v in given.items() if v is not None})
+    hparams = hparams.with_values({name: v for name, v in given.items() if v is not None})
     return request(model, hparams, vocab_size, image_shape).plan(cluster)
 
 

@@ -32,6 +32,7 @@ from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.references import References
 from t2tp.trainer.run_spec import RunSpec
+from t2tp.trainer.run_yaml import MESH
 
 _EVENTS = "events.out.tfevents.*"
 _TEXT_FEATURES = ("inputs", "targets")
@@ -131,7 +132,8 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     before = _values(program.variables)
     outputs = program(batch, step=step - 1)
     scalars = scalars_in(outputs)
-    updates = _relative_updates(before, _values(program.variables))
+    after, norm = _values(program.variables), np.linalg.norm
+    updates = {x: float(norm(after[x] - old) / (norm(old) or 1.0)) for x, old in before.items()}
     return ReplayedStep(
         step,
         begun_from,
@@ -140,7 +142,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
         examples,
         first_nonfinite(magnitudes),
         first_unusual(magnitudes, usual, _UNUSUAL),
-        updates,
+        dict(sorted(updates.items(), key=lambda each: (math.isfinite(each[1]), -each[1]))),
     )
 
 
@@ -162,13 +164,10 @@ def _with_batch_of_run(spec: RunSpec) -> RunSpec:
 
     In this unit, the batch size does not depend on the mesh of the replay.
     """
-    hparams, in_run = spec.hparams.copy(), spec.hparams.copy()
-    for name in ("mesh_shape", "layout"):
-        in_run.set(name, (spec.saved or spec).hparams.get(name))
-    rows = sequences_per_batch(in_run, replace(spec, hparams=in_run).layout)
-    hparams.set("batch_size", rows)
-    hparams.set("batch_size_unit", "sequences_per_batch")
-    return replace(spec, hparams=hparams)
+    hparams = (spec.saved or spec).hparams
+    in_run = spec.with_hparams({name: hparams.get(name) for name in MESH})
+    rows = sequences_per_batch(in_run.hparams, in_run.layout)
+    return spec.with_hparams({"batch_size": rows, "batch_size_unit": "sequences_per_batch"})
 
 
 def _logged(output_dir: str, step: int) -> dict[str, float]:
@@ -292,11 +291,3 @@ def _values(variables: Variables) -> dict[str, np.ndarray]:
         for v in variables
         if v.spec.trainable
     }
-
-
-def _relative_updates(
-    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
-) -> dict[str, float]:
-    norm = np.linalg.norm
-    updates = {x: float(norm(after[x] - old) / (norm(old) or 1.0)) for x, old in before.items()}
-    return dict(sorted(updates.items(), key=lambda each: (math.isfinite(each[1]), -each[1])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,10 @@ class RunSpec:
     def layout(self) -> Layout:
         """The layout that the hparams define."""
         return Layout.from_hparams(self.hparams)
+
+    def with_hparams(self, values: Mapping[str, Any]) -> RunSpec:
+        """Returns the spec with these hparams; ignores values of unknown names."""
+        return replace(self, hparams=self.hparams.with_values(values))
 
     @property
     def model_class(self) -> type[Model]:

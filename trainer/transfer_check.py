@@ -18,7 +18,6 @@ from t2tp import mtf
 from t2tp.building.mesh import Mesh, declared
 from t2tp.building.transfer import Transfer
 from t2tp.hparam import HParams
-from t2tp.planner.depth import with_values
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Program, StepFn
 from t2tp.trainer.errors import UsageError
@@ -98,7 +97,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
         for name, value in wide.items()
         if type(value) is int and value > small[name] and name not in _PLAIN
     }
-    plain = with_values(spec.hparams, _PLAIN)
+    plain = spec.hparams.with_values(_PLAIN)
     inputs, step_fn = _step(spec, plain)
     graph, _ = AbstractProgram(step_fn, inputs.features).graph()
     # The growth is measured on variables, because some of the growing hparams are no widths, for
@@ -113,7 +112,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     for place in range(count):
         part = place / (count - 1)
         values = {n: round(first * (last / first) ** part) for n, (first, last) in grown.items()}
-        sizes.append(_train(spec, with_values(plain, values)))
+        sizes.append(_train(spec, plain.with_values(values)))
     names = [name for name in sizes[0] if all(name in each for each in sizes)]
     widths = [factor ** (place / (count - 1)) for place in range(count)]
     return TransferCheck(widths, {name: np.array([s[name] for s in sizes]) for name in names})

@@ -26,7 +26,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.dimensions import EXPERTS, VOCAB, declared, names_with
 from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.schedules import lowered_schedule, pipeline_schedule, searched_schedules
-from t2tp.planner.depth import depths, period, with_values
+from t2tp.planner.depth import depths, period
 
 # The dimensions that tensor parallelism must split, and those that it splits if possible. A padded
 # dimension can always be split.
@@ -121,7 +121,7 @@ class Candidate:
 
     def applied(self, hparams: HParams) -> HParams:
         """Returns a copy of hparams with the candidate's values."""
-        return with_values(hparams, self.hparams())
+        return hparams.with_values(self.hparams())
 
     @property
     def kind(self) -> tuple[bool, bool, bool, str]:

@@ -5,8 +5,8 @@ cost of 2, plus 46 times the difference.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from t2tp.hparam import HParams
 
@@ -36,13 +36,13 @@ def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Ste
         return lower(hparams)
     together = len(set(counts.values())) == 1
     groups = [tuple(counts)] if together else [(name,) for name in counts]
-    longer = lower(with_values(hparams, few))
+    longer = lower(hparams.with_values(few))
     step = longer
     for group in groups:
         extra = (counts[group[0]] - few[group[0]]) // each
         if extra:
             shorter = {name: few[name] - each for name in group}
-            step = step.extended(longer, lower(with_values(hparams, {**few, **shorter})), extra)
+            step = step.extended(longer, lower(hparams.with_values({**few, **shorter})), extra)
     return step
 
 
@@ -58,12 +58,3 @@ def period(hparams: HParams) -> int:
     of_experts = hparams.get("moe_every") if "moe_every" in hparams else 1
     pattern = hparams.get("layer_pattern") if "layer_pattern" in hparams else []
     return math.lcm(of_experts, max(len(pattern), 1))
-
-
-def with_values(hparams: HParams, values: Mapping[str, Any]) -> HParams:
-    """Returns a copy of hparams with these values; ignores values of unknown names."""
-    changed = hparams.copy()
-    for name, value in values.items():
-        if name in changed:
-            changed.set(name, value)
-    return changed

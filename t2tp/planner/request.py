@@ -12,7 +12,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.planner.cluster_file import ClusterFile
-from t2tp.planner.depth import lower_by_layers, with_values
+from t2tp.planner.depth import lower_by_layers
 from t2tp.planner.plan import Plan
 from t2tp.planner.stages.staged_step import StagedStep, staged_plan
 from t2tp.program.abstract_program import AbstractProgram
@@ -111,7 +111,7 @@ class Request:
         Only t2tp's own stack computes logits chunk by chunk. With another stack, `loss_chunk` is
         turned off.
         """
-        return with_values(self.hparams, {} if cluster.software.own else {"loss_chunk": -1})
+        return self.hparams.with_values({} if cluster.software.own else {"loss_chunk": -1})
 
     def program(
         self, hparams: HParams, features: Mapping[str, Feature] | None = None

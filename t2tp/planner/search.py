@@ -23,7 +23,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import LayoutError
 from t2tp.planner.candidates import RESET, Candidate, candidates, possible_rules
 from t2tp.planner.cluster_file import ClusterFile
-from t2tp.planner.depth import depths, with_values
+from t2tp.planner.depth import depths
 from t2tp.planner.estimate import Estimate
 from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
@@ -137,16 +137,16 @@ class Search:
     def _hparams(self) -> HParams:
         """Hparams of the model, with values that cannot contradict a candidate's mesh."""
         values = {name: value for name, value in RESET.items() if name not in self.fixed}
-        return with_values(self.request.hparams, values)
+        return self.request.hparams.with_values(values)
 
     @functools.cached_property
     def estimate(self) -> Estimate:
         """The quick estimate that ranks candidates."""
         hparams = Candidate(1, 1, 1, "none", 0, False).applied(self._hparams)
         one_row = {"batch_size": 1, "batch_size_unit": "sequences_per_batch"}
-        hparams = with_values(hparams, one_row)
+        hparams = hparams.with_values(one_row)
         row = dataclasses.replace(self.request, hparams=hparams)
-        shallow = with_values(hparams, dict.fromkeys(depths(hparams), 1))
+        shallow = hparams.with_values(dict.fromkeys(depths(hparams), 1))
         one_layer = dataclasses.replace(self.request, hparams=shallow)
         cluster = self.cluster.on_mesh(self.devices)
         return Estimate(row.lowered(cluster), one_layer.lowered(cluster), hparams, cluster)

@@ -172,11 +172,10 @@ class _Decoding:
         # one.
         codec = codec_for(spec.problem, spec.data_dir)
         first = chat.template.first_token(codec.encode, chat.conversations)
-        hparams = spec.hparams.copy()
         if first is not None:
-            hparams.set("bos_token_id", first)
-        self._codec, self._first_token = codec, hparams.bos_token_id
-        return replace(spec, hparams=hparams)
+            spec = spec.with_hparams({"bos_token_id": first})
+        self._codec, self._first_token = codec, spec.hparams.bos_token_id
+        return spec
 
     def _replies(
         self, chat: _Chat, asked: Sequence[Conversation], path: str = ""

@@ -44,7 +44,8 @@ def run(invocation: Invocation) -> None:
             _run_tasks(tasks, spec, paths, flags.task_batch_size)
             return
         with as_usage_error(ValueError, LookupError, OSError):
-            experiment = _experiment(flags, spec, paths[0])
+            config = replace(spec.config, checkpoint_path=str(paths[0]))
+            experiment = Experiment(replace(spec, config=config))
         rows = _evaluate(experiment, paths, spec.model, prints=cluster.is_main_process)
     if cluster.is_main_process:
         print(_table(rows), file=sys.stderr)
@@ -89,11 +90,6 @@ def _run_tasks(tasks: HarnessTasks, spec: RunSpec, paths: Sequence[Path], batch_
             results = tasks.run(path_spec, decoder)
             if estimator.connect().is_main_process:
                 tasks.write(results, spec.config.output_dir, estimator.steps_done)
-
-
-def _experiment(flags: absl_flags.FlagValues, spec: RunSpec, path: Path) -> Experiment:
-    spec = replace(spec, config=replace(spec.config, checkpoint_path=str(path)))
-    return Experiment(spec)
 
 
 def _evaluate(

@@ -96,24 +96,16 @@ class Positional(NamedTuple):
 
 
 @functools.cache
-def _groups() -> dict[str, FlagGroup]:
+def all_groups() -> dict[str, FlagGroup]:
+    """Returns groups of flags by their names in `flags.toml`."""
     found = read_packaged(__package__, "flags.toml")
     return {name: FlagGroup(table.pop("heading"), table) for name, table in found.items()}
-
-
-def groups(*names: str) -> tuple[FlagGroup, ...]:
-    """Returns groups of flags by their names in `flags.toml`."""
-    return tuple(_groups()[name] for name in names)
-
-
-def _all_groups(of_program: Sequence[FlagGroup]) -> tuple[FlagGroup, ...]:
-    return (*of_program, *groups("help"))
 
 
 def define(groups: Sequence[FlagGroup]) -> flags.FlagValues:
     """Defines flags in a new holder, and not in absl's global `FLAGS`."""
     holder = flags.FlagValues()
-    for group in _all_groups(groups):
+    for group in (*groups, all_groups()["help"]):
         group.define(holder)
     return holder
 
@@ -179,9 +171,11 @@ def parse(
             holder[name].value = local
     _check_conditions(holder, rows, given)
     if len(arguments) > len(positional) and not takes_rest:
+        names = [f"[{each.name}]" if each.is_optional else each.name for each in positional]
+        usage = f"arguments are {' '.join(names)}" if names else "program takes flags only"
         raise UsageError(
             f"{without_secrets(arguments[len(positional)])!r} is neither a flag (--name=value) nor"
-            f" an argument: {_usage(positional)}"
+            f" an argument: the {usage}"
         )
     with as_usage_error(ValueError, OSError):
         if not takes_rest:
@@ -244,11 +238,6 @@ def check_arguments(arguments: Sequence[str], positional: Sequence[Positional]) 
         if not each.is_optional:
             expected = each.help[0].lower() + each.help[1:].removesuffix(".")
             raise UsageError(f"{each.name} is missing: {expected}")
-
-
-def _usage(positional: Sequence[Positional]) -> str:
-    names = [f"[{each.name}]" if each.is_optional else each.name for each in positional]
-    return f"the arguments are {' '.join(names)}" if names else "the program takes flags only"
 
 
 def _unknown_flag(
@@ -323,7 +312,7 @@ def help_text(
     lines = [intro.strip()]
     if positional:
         lines += ["", "Arguments:", *(_line(each.name, each.help) for each in positional)]
-    for group in _all_groups(groups):
+    for group in (*groups, all_groups()["help"]):
         lines += ["", f"{group.heading}:", *map(_flag_line, group.flags())]
     return "\n".join(lines)
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from t2tp.toml import read_packaged
-from t2tp.trainer.cli.flag_groups import FlagGroup, Positional, groups
+from t2tp.trainer.cli.flag_groups import FlagGroup, Positional, all_groups
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 
 PROGRAMS: dict[str, ProgramSpec] = {}
@@ -14,7 +14,7 @@ PROGRAMS: dict[str, ProgramSpec] = {}
 def _groups(texts: Sequence[str]) -> tuple[FlagGroup, ...]:
     """Returns groups of flags; "mesh -xla" is the group `mesh` without the flag `xla`."""
     rows = (text.split(" -") for text in texts)
-    return tuple(groups(name)[0].without(*without) for name, *without in rows)
+    return tuple(all_groups()[name].without(*without) for name, *without in rows)
 
 
 def _positional(row: dict[str, Any]) -> Positional:

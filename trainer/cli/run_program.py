@@ -24,7 +24,7 @@ from t2tp.quiet import quiet_import
 from t2tp.trainer import compilation_cache, errors, run_yaml
 from t2tp.trainer.cli import console, flag_groups
 from t2tp.trainer.cli.flag_groups import FlagGroup, Positional
-from t2tp.trainer.errors import FailedError, Interrupted, UsageError, as_usage_error
+from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
 
 # Flags that change what XLA compiles for the same graph.
 _COMPILER_FLAGS = ("deterministic", "intra_op_parallelism_threads")
@@ -125,9 +125,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
     except KeyboardInterrupt as error:
         if process is None or process.process_id == 0:
             print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)
-        return (
-            error.exit_code if isinstance(error, Interrupted) else errors.SIGNALLED + signal.SIGINT
-        )
+        return getattr(error, "exit_code", errors.SIGNALLED + signal.SIGINT)
 
 
 def _check_is_utf8(command_line: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from t2tp.optim.schedules import rate_at, warmup_steps
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
+from t2tp.trainer import run_yaml
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print, spec_from_flags
 from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
@@ -96,11 +97,10 @@ def run(invocation: Invocation) -> None:
         _carry_out(flags, spec)
 
 
-def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
+def _warn_of_warmup(spec: RunSpec) -> None:
     """Warns if the run is too short for its warm-up, which is then shortened."""
     hparams, train_steps = spec.hparams, spec.train_steps
-    trains = ModeKeys.TRAIN in SCHEDULES[schedule]
-    if not trains or "linear_warmup" not in hparams.learning_rate_schedule:
+    if "linear_warmup" not in hparams.learning_rate_schedule:
         return
     steps = warmup_steps(hparams, train_steps)
     if steps != hparams.learning_rate_warmup_steps:
@@ -110,12 +110,10 @@ def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
         )
 
 
-def _warn_of_new_rate(schedule: str, spec: RunSpec, step: int) -> None:
+def _warn_of_new_rate(spec: RunSpec, step: int) -> None:
     """Warns if another number of steps changes the learning rate of a resumed run at once."""
     before = spec.saved and spec.saved.flags.get("train_steps")
     if not before or not 0 < step < spec.train_steps or before == spec.train_steps:
-        return
-    if ModeKeys.TRAIN not in SCHEDULES[schedule]:
         return
     steps = before, spec.train_steps
     old, new = (float(rate_at(step - 1, spec.hparams, count)) for count in steps)
@@ -141,8 +139,9 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     # of training, whose tracebacks the user needs.
     with building(spec.model):
         experiment.build(flags.schedule)
-    _warn_of_warmup(flags.schedule, spec)
-    _warn_of_new_rate(flags.schedule, spec, experiment.estimator.steps_done)
+    if ModeKeys.TRAIN in SCHEDULES[flags.schedule]:
+        _warn_of_warmup(spec)
+        _warn_of_new_rate(spec, experiment.estimator.steps_done)
     for line in (*spec.changes, experiment.describe()):
         logging.info("%s", line)
     # A checkpoint may be damaged after `build`.
@@ -156,7 +155,9 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     Also writes the explanation as a page into output_dir.
     """
     with as_usage_error(ValueError, LookupError, OSError):
-        spec = _prepared(flags, spec)
+        if flags.generate_data:
+            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+            spec = _with_prepared_data(flags, spec)
         experiment = _experiment(flags, spec) if flags.explain_layout else None
     found: object
     page, failure = "", ""
@@ -188,20 +189,11 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
         raise FailedError(failure)
 
 
-def _prepared(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
-    """With --generate_data, generates the data in this process; returns the spec for them."""
-    if not flags.generate_data:
-        return spec
-    spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
-    return _with_prepared_data(flags, spec)
-
-
 def _with_prepared_data(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
     """Returns the spec with the hparams that depend on the data, such as `bos_token_id`."""
-    hparams = hparams_to_print(flags)
-    for name in ("mesh_shape", "layout"):  # With `auto`, a search has found them: keep its result.
-        hparams.set(name, spec.hparams.get(name))
-    return replace(spec, hparams=hparams)
+    # With `auto`, a search has found the mesh and the layout: keep its result.
+    mesh = {name: spec.hparams.get(name) for name in run_yaml.MESH}
+    return replace(spec, hparams=hparams_to_print(flags).with_values(mesh))
 
 
 def _experiment(flags: absl_flags.FlagValues, spec: RunSpec) -> Experiment:

@@ -73,10 +73,6 @@ class TrainingClock:
             yield item
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass
 class Training:
     """A training in progress, as its hooks see it.
@@ -99,8 +95,8 @@ class Training:
     max_steps: int
     clock: TrainingClock = field(default_factory=TrainingClock)
     stop_reason: str = ""
-    confirm: Callable[[], None] = _nothing
-    confirm_saving: Callable[[], None] = _nothing
+    confirm: Callable[[], None] = lambda: None
+    confirm_saving: Callable[[], None] = lambda: None
     rest_of_loop: int = 0
 
     @property

@@ -23,8 +23,8 @@ from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inference.litert import SUFFIX, write_litert
 from t2tp.trainer.inference.run_decoder import with_eos
-from t2tp.trainer.inference.saved_model import Signatures, traced
-from t2tp.trainer.inference.serving import Step, TextDecoding, TokenDecoding, in_chunks
+from t2tp.trainer.inference.saved_model import Signatures, specs_of, traced
+from t2tp.trainer.inference.serving import Step, TokenDecoding, decode_texts, in_chunks
 from t2tp.trainer.model_fn import ModeKeys
 
 if TYPE_CHECKING:
@@ -76,14 +76,11 @@ class RunExporter:
                 f"{problem.name} has neither text nor tokens: there is nothing to serve"
             )
         # Serving runs on one device, whatever the mesh of the training.
-        on_one_device = spec.hparams.copy()
-        on_one_device.mesh_shape = on_one_device.layout = ""
-        if activation_dtype and "activation_dtype" in on_one_device:
-            on_one_device.activation_dtype = activation_dtype
-        if "exact_sums" in on_one_device:  # Useful only on several devices.
-            on_one_device.exact_sums = 0
+        values = {"mesh_shape": "", "layout": "", "exact_sums": 0}
+        if activation_dtype:
+            values["activation_dtype"] = activation_dtype
         config = replace(spec.config, xla=False)  # Not every server has XLA.
-        self._estimator = replace(spec, hparams=on_one_device, config=config).make_estimator()
+        self._estimator = replace(spec.with_hparams(values), config=config).make_estimator()
 
     def export(self, directory: str | PathLike[str]) -> Path:
         """Writes a SavedModel into `directory`, named after the Unix time, and returns its path.
@@ -116,10 +113,7 @@ class RunExporter:
         if not self._writes:
             features = self._class_features()
             program = self._estimator.build(ModeKeys.PREDICT, features)
-            specs = {
-                name: tf.TensorSpec(f.shape.to_integer_list, f.dtype)
-                for name, f in features.items()
-            }
+            specs = specs_of(features)
             return write_litert(
                 program, path, lambda step: lambda **given: step.run(given), int8, **specs
             )
@@ -166,18 +160,16 @@ class RunExporter:
             lengths = tf.TensorSpec([None], tf.int32, name="lengths")
             functions = {"tokens": traced(serve_tokens, ids=ids, lengths=lengths)}
             codec = problem.codec(self._spec.data_dir)
-            if not isinstance(codec, Vocabulary):
+            if not (isinstance(codec, Vocabulary) and codec.works_in_graph):
+                if isinstance(codec, Vocabulary):
+                    logging.info(
+                        "the exported model maps tokens to tokens: TensorFlow cannot run a"
+                        " tokenizer.json, so encode and decode texts outside of the model"
+                    )
                 return functions | {"serving_default": functions["tokens"]}
-            if not codec.works_in_graph:
-                logging.info(
-                    "the exported model maps tokens to tokens: TensorFlow cannot run a"
-                    " tokenizer.json, so encode and decode texts outside of the model"
-                )
-                return functions | {"serving_default": functions["tokens"]}
-            text = TextDecoding(tokens, codec)
 
             def serve_text(inputs: tf.Tensor) -> Mapping[str, tf.Tensor]:
-                return text(step, inputs)
+                return decode_texts(tokens, codec, step, inputs)
 
             spec = tf.TensorSpec([None], tf.string, name="inputs")
             return functions | {"serving_default": traced(serve_text, inputs=spec)}
@@ -186,12 +178,8 @@ class RunExporter:
 
     def _class_features(self) -> dict[str, Feature]:
         """Returns the features of a classifier, of `batch_size` rows."""
-        size = self._options.batch_size
-        hparams = self._spec.hparams.copy()
-        hparams.set("batch_size", size)
-        hparams.set("batch_size_unit", "sequences_per_batch")
-        hparams.set("max_length", self._most)
-        spec = replace(self._spec, hparams=hparams)
+        batch = {"batch_size": self._options.batch_size, "batch_size_unit": "sequences_per_batch"}
+        spec = self._spec.with_hparams(batch | {"max_length": self._most})
         inputs = spec.evaluation_inputs(self._problem.splits[-1])
         omitted = ("targets", "weights", EXAMPLE_INDEX)
         return {name: f for name, f in inputs.features.items() if name not in omitted}

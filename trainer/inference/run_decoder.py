@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.problems.codec import Codec
 from t2tp.problems.data.batch_stream import ExampleSource
 from t2tp.problems.problem import NO_EOS, Problem
-from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.model_fn import ModeKeys
 
@@ -221,12 +220,11 @@ class RunDecoder:
         the places of another row's tokens in an expert.
         """
         size = 1 if self._has_experts else self._decoder.options.batch_size
-        return Scorer(self._score, self._estimator.layout, self._max_length, size)
-
-    def _score(
-        self, features: Mapping[str, Feature], batch: Mapping[str, np.ndarray]
-    ) -> Mapping[str, np.ndarray]:
-        return self._estimator.build(ModeKeys.SCORE, features)(batch)
+        estimator = self._estimator
+        return Scorer(
+            lambda features, batch: estimator.build(ModeKeys.SCORE, features)(batch),
+            *(estimator.layout, self._max_length, size),
+        )
 
 
 def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:

@@ -53,8 +53,7 @@ class DecodedSamples:
                 if summaries is not None:
                     summaries.images(step, name, images.brightness(values))
         else:
-            pairs = self._problem.reads_inputs
-            names, rows = self._pairs() if pairs else self._continuations()
+            names, rows = self._pairs() if self._problem.reads_inputs else self._continuations()
             if summaries is not None:
                 summaries.text(step, "samples", table(names, rows))
         if summaries is not None:
@@ -66,12 +65,12 @@ class DecodedSamples:
         rows = np.arange(min(self._count, len(source)))
         return np.asarray(source.read("targets", rows, (slice(None),)))
 
-    def _pairs(self) -> tuple[Sequence[str], list[Sequence[str]]]:
+    def _pairs(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         rows = self._decoder.split(self._split, self._count)
-        rows_of_text = [(row.inputs, row.targets, row.outputs[0].text) for row in rows]
-        return ("inputs", "targets", "output"), list(rows_of_text)
+        texts = [(row.inputs, row.targets, row.outputs[0].text) for row in rows]
+        return ("inputs", "targets", "output"), texts
 
-    def _continuations(self) -> tuple[Sequence[str], list[Sequence[str]]]:
+    def _continuations(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         codec = codec_for(self._problem, self._data_dir)
         size = min(self._length // 2, _MOST_TOKENS)
         rows_of_text = []
@@ -79,7 +78,7 @@ class DecodedSamples:
             prompt, continuation = codec.decode(row[:size].tolist()), row[size : 2 * size].tolist()
             output = self._decoder.text(prompt, size)
             rows_of_text.append((prompt, codec.decode(continuation), output))
-        return ("prompt", "text", "continuation"), list(rows_of_text)
+        return ("prompt", "text", "continuation"), rows_of_text
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

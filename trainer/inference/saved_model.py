@@ -78,10 +78,15 @@ def traced(
     )
 
 
-def of_features(features: Mapping[str, Feature]) -> Signatures:
-    """Returns one signature, `serving_default`, for features of exactly these shapes."""
-    specs = {
+def specs_of(features: Mapping[str, Feature]) -> dict[str, tf.TensorSpec]:
+    """Returns the specs of features, with their names."""
+    return {
         name: tf.TensorSpec(f.shape.to_integer_list, f.dtype, name=name)
         for name, f in features.items()
     }
+
+
+def of_features(features: Mapping[str, Feature]) -> Signatures:
+    """Returns one signature, `serving_default`, for features of exactly these shapes."""
+    specs = specs_of(features)
     return lambda step: {"serving_default": traced(lambda **given: step.run(given), **specs)}

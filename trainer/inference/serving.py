@@ -129,34 +129,28 @@ class TokenDecoding:
         return prompts | sequence_arrays("inputs", ids, sizes)
 
 
-class TextDecoding:
-    """Decodes text inside the graph, with `TokenDecoding` and the vocabulary."""
+def decode_texts(
+    tokens: TokenDecoding, vocabulary: Vocabulary, step: Step, texts: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Decodes texts, string [rows], UTF-8; the vocabulary's end token is appended to inputs.
 
-    def __init__(self, tokens: TokenDecoding, vocabulary: Vocabulary) -> None:
-        """Combines token decoding with a vocabulary, whose end token is appended to inputs."""
-        self._tokens = tokens
-        self._vocabulary = vocabulary
-
-    def __call__(self, step: Step, texts: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Decodes texts, string [rows], UTF-8.
-
-        Returns:
-          `outputs`, string [rows], or with `return_beams` [rows, beam]; `scores`, float32 of the
-          same shape.
-        """
-        ragged = self._vocabulary.encode_in_graph(texts)
-        if self._tokens.reads_inputs:
-            end = tf.fill([tf.shape(texts)[0], 1], self._vocabulary.end_of_document)
-            ragged = tf.concat([ragged, end], axis=1)
-        lengths = tf.cast(ragged.row_lengths(), tf.int32)
-        decoded = self._tokens(step, ragged.to_tensor(), lengths)
-        shape = tf.shape(decoded["lengths"])
-        ids = tf.reshape(decoded["ids"], [shape[0] * shape[1], -1])
-        # As in `Vocabulary.decode`, bytes that are not UTF-8 become U+FFFD.
-        written = tf.strings.unicode_transcode(
-            self._vocabulary.decode_in_graph(ids), "UTF-8", "UTF-8", errors="replace"
-        )
-        outputs, scores = tf.reshape(written, shape), decoded["scores"]
-        if not self._tokens.options.return_beams:
-            outputs, scores = outputs[:, 0], scores[:, 0]
-        return {"outputs": outputs, "scores": scores}
+    Returns:
+      `outputs`, string [rows], or with `return_beams` [rows, beam]; `scores`, float32 of the same
+      shape.
+    """
+    ragged = vocabulary.encode_in_graph(texts)
+    if tokens.reads_inputs:
+        end = tf.fill([tf.shape(texts)[0], 1], vocabulary.end_of_document)
+        ragged = tf.concat([ragged, end], axis=1)
+    lengths = tf.cast(ragged.row_lengths(), tf.int32)
+    decoded = tokens(step, ragged.to_tensor(), lengths)
+    shape = tf.shape(decoded["lengths"])
+    ids = tf.reshape(decoded["ids"], [shape[0] * shape[1], -1])
+    # As in `Vocabulary.decode`, bytes that are not UTF-8 become U+FFFD.
+    written = tf.strings.unicode_transcode(
+        vocabulary.decode_in_graph(ids), "UTF-8", "UTF-8", errors="replace"
+    )
+    outputs, scores = tf.reshape(written, shape), decoded["scores"]
+    if not tokens.options.return_beams:
+        outputs, scores = outputs[:, 0], scores[:, 0]
+    return {"outputs": outputs, "scores": scores}

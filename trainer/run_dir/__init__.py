@@ -5,6 +5,5 @@ allows one training at a time. `RunCheckpoints` restores the variables to start 
 run's latest checkpoint, from the checkpoint that a path names (`find_checkpoint`), or from another
 run (`warm_start`). `RunSaver` saves in the background when `save_policy` decides.
 
-`evaluation_record` keeps the metrics of evaluations, `checkpoint_follower` waits for the
-checkpoints of a run that another process trains, and `averaging` averages several checkpoints.
+`evaluation_record` keeps the metrics of evaluations, and `averaging` averages several checkpoints.
 """

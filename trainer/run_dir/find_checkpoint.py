@@ -1,10 +1,19 @@
-"""Finds the checkpoints of a run, and the checkpoint that a path names."""
+"""Finds the checkpoints of a run, now and while it trains, and the checkpoint of a path."""
 
+import json
+import math
 import os
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from absl import logging
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint, UnusableCheckpointError
+from t2tp.processes.cluster import Cluster
+
+_LOOK_SECONDS = 2.0
 
 
 def checkpoint_directory(output_dir: str) -> Path:
@@ -65,3 +74,39 @@ def _find(path: str) -> Checkpoint:
     if checkpoint_directory(str(named)).is_dir() or named.name == "checkpoints":
         raise FileNotFoundError(f"{path} holds no finished checkpoint")
     return Checkpoint(named)
+
+
+def follow_checkpoints(
+    directory: Path, cluster: Cluster, known: Iterable[int], timeout_mins: float
+) -> Iterator[int]:
+    """Yields the step of each finished checkpoint once, oldest first; waits for new checkpoints.
+
+    Process 0 polls the directory; all processes yield the same steps.
+
+    The directory need not exist yet. The steps in `known` are skipped. The iteration ends after
+    `timeout_mins` without a new checkpoint.
+    """
+    yielded = set(known)
+    while True:
+        step = None
+        if cluster.is_main_process:
+            step = _await_next(directory, yielded, 60 * timeout_mins)
+        replies = cluster.process_allgather("next checkpoint", json.dumps(step), math.inf)
+        step = json.loads(replies[0])
+        if step is None:
+            logging.info("no new checkpoint in %g minutes", timeout_mins)
+            return
+        yielded.add(step)
+        yield step
+
+
+def _await_next(directory: Path, yielded: set[int], seconds: float) -> int | None:
+    """Returns the oldest step not yielded yet, or None on timeout."""
+    deadline = time.monotonic() + seconds
+    while True:
+        new = set(checkpoint.all_steps(directory)) - yielded
+        if new:
+            return min(new)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))

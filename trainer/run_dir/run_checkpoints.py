@@ -12,6 +12,7 @@ from absl import logging
 
 from t2tp import checkpoint
 from t2tp.atomic_file import unfinished_path
+from t2tp.checkpoint import BestMetric, Retention
 from t2tp.checkpoint.errors import DamagedCheckpointError
 from t2tp.checkpoint.reading import BATCH_SIZES
 from t2tp.checkpoint.restore import check_same_save, restore_latest
@@ -27,7 +28,7 @@ from t2tp.trainer.processes.multiprocess import checking_same_checkpoint
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_dir.run_lock import RunLock, RunLockedError
-from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver, retention_of
+from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver
 from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
 from t2tp.trainer.run_dir.token_rows import MatchedRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
@@ -60,7 +61,9 @@ class RunCheckpoints:
         self._layout = layout
         self._vocabulary = vocabulary
         self._directory = checkpoint_directory(config.output_dir)
-        self._retention = retention_of(config)
+        best = BestMetric.parse(config.keep_best_metric) if config.keep_best_metric else None
+        every = config.keep_checkpoint_every_n_hours
+        self._retention = Retention(config.keep_checkpoint_max, every, best)
         self._warm_start = WarmStart.parse(config.warm_start_from)
         self._damaged: tuple[Path, ...] = ()  # Checkpoints that restoring has skipped.
         self._saver: RunSaver | None = None
@@ -173,8 +176,13 @@ class RunCheckpoints:
 
     def go_back(self, variables: Variables, last_step: int) -> int:
         """Restores the latest checkpoint up to `last_step`, as `load` does; returns its step."""
+        # Without a checkpoint, the run began with the initial values.
         fresh = Variables(self._layout, variables.cluster, self._config.random_seed)
-        reinitialize(variables, fresh)
+        variables.loaded_from_base.clear()
+        for variable in variables:
+            initial = fresh.create(variable.spec)
+            for pnum, own in zip(variable.local_pnums, variable.slices, strict=True):
+                own.assign(initial.slice_of(pnum))
         return self.load(variables, to_train=True, last_step=last_step)
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
@@ -240,10 +248,9 @@ class RunCheckpoints:
         self, saver: RunSaver, lock: RunLock, steps_done: int, last_step: int
     ) -> CheckpointHook:
         """Creates the hook that saves checkpoints when due, and at `last_step`."""
-        seconds = self._config.save_checkpoints_secs
+        seconds, cluster = self._config.save_checkpoints_secs, saver.variables.cluster
         if seconds is not None:
-            policy = EverySeconds(seconds, saver.variables.cluster, steps_done)
-            return CheckpointHook(policy, saver, lock)
+            return CheckpointHook(EverySeconds(seconds, cluster, steps_done), saver, lock)
         return CheckpointHook(EverySteps(int(self._config.first_save), last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
@@ -269,18 +276,6 @@ class RunCheckpoints:
             f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
             " processes again to resume from it."
         )
-
-
-def reinitialize(variables: Variables, fresh: Variables) -> None:
-    """Resets variables to their initial values.
-
-    `fresh` has no variables yet. It has the layout, cluster and seed of `variables`.
-    """
-    variables.loaded_from_base.clear()
-    for variable in variables:
-        initial = fresh.create(variable.spec)
-        for pnum, own in zip(variable.local_pnums, variable.slices, strict=True):
-            own.assign(initial.slice_of(pnum))
 
 
 def _batch_sizes_in(metadata: Mapping[str, Any]) -> BatchSizes | None:

@@ -20,9 +20,6 @@ from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_yaml import RunSettings
 from t2tp.typed_files import convert, read_json
 
-# Flags that cannot change in a run.
-_FIXED_FLAGS = ("model", "problem")
-
 # Programs read these flags from `run.yaml`, with these types. A flag may also be null or missing.
 _TYPES = {"train_steps": int, "random_seed": int, "t2t_usr_dir": str}
 
@@ -146,8 +143,7 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
     Raises:
       OtherRunError: the model or problem differs.
     """
-    requested = {"model": model, "problem": problem}
-    if any(saved.flags.get(name) != requested[name] for name in _FIXED_FLAGS):
+    if (saved.flags.get("model"), saved.flags.get("problem")) != (model, problem):
         raise OtherRunError(
             f"{output_dir} holds a run of model {saved.flags.get('model')} on problem"
             f" {saved.flags.get('problem')}, not of {model} on {problem}: choose another output_dir"

@@ -15,29 +15,18 @@ import numpy as np
 from absl import logging
 
 from t2tp import checkpoint
-from t2tp.checkpoint import BackgroundWorker, BestMetric, Retention
+from t2tp.checkpoint import BackgroundWorker, Retention
 from t2tp.checkpoint.variables import values_of
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.hook import Hook, Training, wait_for
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
-from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.run_lock import RunLock
 from t2tp.trainer.run_dir.save_policy import SavePolicy
 
 
 class SavingError(UsageError):
     """A checkpoint could not be written. The training ends; earlier checkpoints are intact."""
-
-
-def retention_of(config: RunConfig) -> Retention:
-    """Returns which checkpoints the config's settings keep.
-
-    Raises:
-      ValueError: a setting is invalid.
-    """
-    best = BestMetric.parse(config.keep_best_metric) if config.keep_best_metric else None
-    return Retention(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours, best)
 
 
 @dataclass(eq=False)

@@ -4,29 +4,15 @@ import datetime
 import json
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from t2tp.processes.cluster import Cluster
 
 
-class SavePolicy(Protocol):
-    """Decides when a checkpoint is due, at the same steps in all processes."""
-
-    def ends_loop(self, step: int) -> bool:
-        """Whether a checkpoint is certain to be due after this step."""
-
-    def is_due(self, step: int) -> bool:
-        """Whether to save after this step; called after every launch of steps."""
-
-    def saved(self, step: int) -> None:
-        """Tells the policy that a checkpoint is being saved."""
-
-    def next(self, step: int) -> str:
-        """Describes when the next checkpoint is due."""
-
-
 class EverySteps:
-    """Saves every N steps."""
+    """Saves every N steps.
+
+    A policy decides when a checkpoint is due, at the same steps in all processes.
+    """
 
     def __init__(self, steps: int, last_step: int | None = None) -> None:
         """Counts from step 0.
@@ -37,7 +23,7 @@ class EverySteps:
         self._last_step = last_step
 
     def ends_loop(self, step: int) -> bool:
-        """Whether to save after this step."""
+        """Whether to save after this step, which is certain in advance."""
         return step % self._steps == 0
 
     is_due = ends_loop
@@ -80,7 +66,7 @@ class EverySeconds:
         return False
 
     def is_due(self, step: int) -> bool:
-        """Whether to save after this step."""
+        """Whether to save after this step; called after every launch of steps."""
         if step < self._ask_at:
             return False
         answer = json.dumps(self._check_clock(step)) if self._cluster.is_main_process else ""
@@ -103,3 +89,6 @@ class EverySeconds:
             return elapsed >= self._seconds, step + 1
         steps_left = (self._seconds - elapsed) * (step - self._saved_step) / max(elapsed, 1e-9)
         return False, step + max(1, int(min(steps_left, 1e6) / 2))
+
+
+SavePolicy = EverySteps | EverySeconds

@@ -21,7 +21,7 @@ from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import lowered_schedule
 from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.depth import depths, lower_by_layers, with_values
+from t2tp.planner.depth import depths, lower_by_layers
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 from t2tp.step.lifetimes import Liveness
@@ -153,7 +153,7 @@ class StageLowering:
             "pipeline_chunks": 1,
             "pipeline_layers": "",
         }
-        self._hparams = with_values(hparams, values)
+        self._hparams = hparams.with_values(values)
         self.of = functools.cache(self._of)
 
     @property
@@ -171,7 +171,7 @@ class StageLowering:
         return lower_by_layers(lower, hparams)
 
     def _with(self, layers: Sequence[int]) -> HParams:
-        return with_values(self._hparams, dict(zip(self.stacks, layers, strict=True)))
+        return self._hparams.with_values(dict(zip(self.stacks, layers, strict=True)))
 
     def _lower(self, layers: Sequence[int]) -> StageSteps:
         hparams = self._with([_STAGES * n for n in layers])

@@ -11,7 +11,7 @@ from t2tp.checkpoint import all_steps
 from t2tp.toml import read_packaged
 from t2tp.trainer import run_yaml
 from t2tp.trainer.cli import train
-from t2tp.trainer.cli.flag_groups import groups
+from t2tp.trainer.cli.flag_groups import all_groups
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
 from tests.files import files_in
@@ -207,7 +207,8 @@ READ |= {"teacher", "reference_from"}
 def test_flags_with_paths_are_read_or_not_taken_from_a_file():
     """A new flag that writes a file or runs code declares its effect in `flags.toml`."""
     table = read_packaged("t2tp.trainer.cli", "programs.toml")["t2tp_trainer"]
-    rows = {name: row for group in groups(*table["groups"]) for name, row in group.rows.items()}
+    flags, names = all_groups(), table["groups"]
+    rows = {name: row for group in names for name, row in flags[group].rows.items()}
     paths = {name for name, row in rows.items() if row.get("type") in ("path", "address")}
     named = {name for name in rows if re.search("_(dir|path|file)$", name)}
     assert {name for name in paths | named if "effect" not in rows[name]} == READ
