@@ -15,9 +15,9 @@ from t2tp.trainer.errors import FailedError, Interrupted, UsageError, as_usage_e
 
 def run(invocation: Invocation) -> None:
     """Generates, checks or shows the data, and prints a summary."""
-    problem, beam = _problem(invocation.flags), _beam(invocation.flags)
+    flags, problem = invocation.flags, _problem(invocation.flags)
     try:
-        print(_carry_out(problem, invocation.flags, beam))
+        print(_carry_out(problem, flags))
     except WrongOptionError as error:
         raise UsageError(str(error)) from error
     except BrokenPipeError:
@@ -39,13 +39,16 @@ def _problem(flags: absl_flags.FlagValues) -> Problem:
         return problems.find(flags.problem, options)
 
 
-def _carry_out(problem: Problem, flags: absl_flags.FlagValues, beam: BeamSettings | None) -> str:
+def _carry_out(problem: Problem, flags: absl_flags.FlagValues) -> str:
     """Performs the action that the flags choose and returns its report."""
     if flags.inspect:
         return inspect(problem, flags.data_dir)
     if flags.check:
         data = problem.check_contents(flags.data_dir, flags.num_workers or 1)
         return f"{problem.name}: every byte is as it was written\n{data.summary()}"
+    beam = None
+    if flags.beam_runner:
+        beam = BeamSettings(flags.beam_runner, shlex.split(flags.beam_pipeline_options))
     data = problem.prepare(
         flags.data_dir,
         flags.tmp_dir,
@@ -56,9 +59,3 @@ def _carry_out(problem: Problem, flags: absl_flags.FlagValues, beam: BeamSetting
         beam=beam,
     )
     return f"{problem.name} is ready in {problem.directory(flags.data_dir)}\n{data.summary()}"
-
-
-def _beam(flags: absl_flags.FlagValues) -> BeamSettings | None:
-    if not flags.beam_runner:
-        return None
-    return BeamSettings(flags.beam_runner, shlex.split(flags.beam_pipeline_options))

@@ -133,7 +133,8 @@ def parse(
       UsageError: a flag is unknown or has no effect, its value is invalid, or there are too many
         arguments.
     """
-    holder, rows = define(groups), _rows(groups)
+    holder = define(groups)
+    rows = {name: row for group in groups for name, row in group.rows.items()}
     takes_rest = any(each.takes_rest for each in positional)
     holder.set_gnu_getopt(not takes_rest)
     with _explained(holder, positional):
@@ -159,16 +160,19 @@ def parse(
     with _explained(holder, positional):
         _apply_aliases(holder, rows)
     for name, row in rows.items():
-        if row.get("type") in ("path", "address") and holder[name].value:
+        value = holder[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"--{name}={value}: expected a finite number")
+        if row.get("type") in ("path", "address") and value:
             # Shells expand ~ in --data_dir ~/data, but not in --data_dir=~/data.
-            paths = str(holder[name].value).split(",")
-            holder[name].value = ",".join(map(os.path.expanduser, paths))
-        _check_value(name, row.get("type"), holder[name].value)
-        if row.get("type") == "address" and holder[name].value:
+            value = ",".join(map(os.path.expanduser, str(value).split(",")))
             with as_usage_error(ValueError, OSError):
-                # Lazy: a problem's data are downloaded when they are first read.
-                local = local_path(str(holder[name].value), is_lazy=name == "data_dir")
-            holder[name].value = local
+                if row["type"] == "path" or not is_address(value):
+                    check_local(f"--{name}", value)
+                if row["type"] == "address":
+                    # Lazy: a problem's data are downloaded when they are first read.
+                    value = local_path(value, is_lazy=name == "data_dir")
+            holder[name].value = value
     _check_conditions(holder, rows, given)
     if len(arguments) > len(positional) and not takes_rest:
         names = [f"[{each.name}]" if each.is_optional else each.name for each in positional]
@@ -203,10 +207,6 @@ def _check_conditions(
             raise UsageError(f"--{name} has no effect here: it is for {alternatives}")
         for other in filter(lambda other: _holds(other, holder), excludes):
             raise UsageError(f"give either --{name} or --{other}, not both")
-
-
-def _rows(groups: Sequence[FlagGroup]) -> dict[str, Mapping[str, Any]]:
-    return {name: row for group in groups for name, row in group.rows.items()}
 
 
 @contextlib.contextmanager
@@ -294,15 +294,6 @@ def _wrong_value(error: flags.IllegalFlagValueError, holder: flags.FlagValues) -
         return f"{given}: {nearest(value, flag.parser.enum_values, 'values')}"
     expected = "true or false" if flag.boolean else flag.parser.syntactic_help
     return f"{given}: expected {expected}"
-
-
-def _check_value(name: str, kind: str | None, value: object) -> None:
-    """Raises UsageError for invalid values that absl's type accepts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--{name}={value}: expected a finite number")
-    if kind in ("path", "address") and value and not (kind == "address" and is_address(value)):
-        with as_usage_error(ValueError):
-            check_local(f"--{name}", str(value))
 
 
 def help_text(

@@ -49,9 +49,6 @@ _NOT_SAVED = (
     *("num_processes", "process_id", "coordinator", "compilation_cache_dir"),
 )
 
-# Fields of the RunConfig that are not copied from the flag of the same name.
-_NOT_FLAGS = ("output_dir", "random_seed")
-
 
 def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     """Merges the flags with the saved run's flags, and checks that they are consistent.
@@ -79,14 +76,9 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
 
         shape, user_dir = planning.image_shape_of(problem), settings["t2t_usr_dir"]
         hparams = auto_layout.with_best_layout(model, hparams, size, shape, user_dir)
-    flag_settings = {
-        f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
-    }
-    config = RunConfig(
-        flags.output_dir,
-        random_seed=settings["random_seed"],
-        **{name: value for name, value in flag_settings.items() if value is not None},
-    )
+    config = RunConfig(**_given(flags, RunConfig) | {"random_seed": settings["random_seed"]})
+    given = [name for name in flags if flags[name].present]
+    saved_names = [name for name in given if name not in (*_NOT_SAVED, *_SHORT)]
     spec = RunSpec(
         model,
         problem_name,
@@ -98,17 +90,24 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         settings["train_steps"],
         _evaluation(flags),
         saved,
-        flags={**_to_save(flags), **settings},
+        flags={name: flags[name].value for name in saved_names} | settings,
         changes=[*changes, *_changed_settings(saved, settings)],
     )
     _check_worker_gpu(flags, spec)
     return spec
 
 
+def _given(flags: absl_flags.FlagValues, kind: type[RunConfig | EvalConfig]) -> dict[str, Any]:
+    """Returns the values of the flags that are fields of a dataclass, except None."""
+    values = {each.name: value_of(flags, each.name) for each in fields(kind)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _evaluation(flags: absl_flags.FlagValues) -> EvalConfig:
     """Returns the settings of evaluations; a program without their flags has the defaults."""
-    named: dict[str, Any] = {f.name: value_of(flags, f.name) for f in fields(EvalConfig)}
-    named["eval_split"] = value_of(flags, "split")
+    named = _given(flags, EvalConfig)
+    if value_of(flags, "split"):
+        named["eval_split"] = flags.split
     if value_of(flags, "eval_use_test_set"):
         named["eval_split"] = "test"
     if value_of(flags, "eval_early_stopping_steps") is not None:
@@ -118,7 +117,7 @@ def _evaluation(flags: absl_flags.FlagValues) -> EvalConfig:
             flags.eval_early_stopping_metric_delta,
             flags.eval_early_stopping_metric_minimize,
         )
-    return EvalConfig(**{name: value for name, value in named.items() if value is not None})
+    return EvalConfig(**named)
 
 
 def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
@@ -153,12 +152,6 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
 def value_of(flags: absl_flags.FlagValues, name: str) -> Any:
     """Returns the value of a flag; None if the program has no such flag."""
     return flags[name].value if name in flags else None
-
-
-def _to_save(flags: absl_flags.FlagValues) -> dict[str, Any]:
-    """Returns the given flags that the run saves; see `_NOT_SAVED`."""
-    given = {name: flags[name].value for name in flags if flags[name].present}
-    return {name: value for name, value in given.items() if name not in (*_NOT_SAVED, *_SHORT)}
 
 
 def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
@@ -282,10 +275,9 @@ def _check_worker_gpu(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
 
 def _changed_settings(saved: SavedRun | None, settings: dict[str, Any]) -> list[str]:
     """Returns a line for each setting that differs from the saved run's."""
-    if saved is None:
-        return []
+    before = saved.flags if saved else {}
     return [
-        f"{name}: {saved.flags[name]} in the saved run; using {value} from --{name}"
+        f"{name}: {before[name]} in the saved run; using {value} from --{name}"
         for name, value in settings.items()
-        if name in saved.flags and saved.flags[name] != value
+        if name in before and before[name] != value
     ]

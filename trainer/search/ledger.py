@@ -12,6 +12,7 @@ enqueues a new attempt at the point. Points are numbered in the order in which t
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import optuna
@@ -42,49 +43,48 @@ class Claim(NamedTuple):
     values: dict[str, Any]
 
 
+@dataclass(eq=False)
 class Ledger:
     """The points of a search and the trials of this and other processes.
 
     If another process has ended a trial, the methods that record something about the trial raise
     LostClaimError. `release` does nothing in this case.
+
+    Attributes:
+      study: the study in Optuna.
+      ranged: the ranges of the points.
+      sampling: draws the points.
+      points: the number of points.
+      lost_after_seconds: a trial without a heartbeat for this time is lost.
+      clock: returns monotonic seconds.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        ranged: RangedHParams,
-        sampling: Sampling,
-        points: int,
-        lost_after_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Enqueues a new attempt at each point whose last attempt failed.
+    study: optuna.Study
+    ranged: RangedHParams
+    sampling: Sampling
+    points: int
+    lost_after_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _last_heartbeats: dict[int, float] = field(default_factory=dict, init=False)
+    # Trial number -> time when this process first saw the trial without an owner.
+    _orphans: dict[int, float] = field(default_factory=dict, init=False)
 
-        A trial without a heartbeat for `lost_after_seconds` is lost.
-        """
-        self._study = study
-        self._ranged = ranged
-        self._sampling = sampling
-        self._points = points
-        self._lost_after_seconds = lost_after_seconds
-        self._clock = clock
-        self._last_heartbeats: dict[int, float] = {}
-        # Trial number -> time when this process first saw the trial without an owner.
-        self._orphans: dict[int, float] = {}
+    def __post_init__(self) -> None:
+        """Enqueues a new attempt at each point whose last attempt failed."""
         for trial in self.attempts().values():
             if trial.state == TrialState.FAIL:
-                retry(study, trial)
+                retry(self.study, trial)
 
     def attempts(self) -> dict[int, FrozenTrial]:
         """Returns point -> the attempt that counts: the one with a result, or else the latest."""
-        trials = self._study.get_trials(deepcopy=False)
+        trials = self.study.get_trials(deepcopy=False)
         drawn = [each for each in trials if _first(each) == each.number]
         wanted = [each.number for each in drawn if _SURPLUS not in each.user_attrs]
         points = {number: point for point, number in enumerate(wanted)}
         found: dict[int, FrozenTrial] = {}
         for trial in trials:
-            point = points.get(_first(trial), self._points)
-            if point < self._points and not (point in found and found[point].state in _RESULT):
+            point = points.get(_first(trial), self.points)
+            if point < self.points and not (point in found and found[point].state in _RESULT):
                 found[point] = trial
         return found
 
@@ -95,7 +95,7 @@ class Ledger:
     def is_done(self) -> bool:
         """Whether every point has a result or failed with an error of its own."""
         attempts = self.attempts()
-        return len(attempts) == self._points and all(map(_is_done, attempts.values()))
+        return len(attempts) == self.points and all(map(_is_done, attempts.values()))
 
     def claim(self) -> Claim | None:
         """Claims a waiting attempt at a lost point, or draws a new point; None if all are claimed.
@@ -103,14 +103,14 @@ class Ledger:
         Raises:
           UsageError: the study was begun with another ranged set.
         """
-        fail_stale_trials(self._study)
+        fail_stale_trials(self.study)
         self._rescue_orphans()
         while True:
             attempts = self.attempts()
             waiting = any(each.state == TrialState.WAITING for each in attempts.values())
-            if not waiting and len(attempts) >= self._points:
+            if not waiting and len(attempts) >= self.points:
                 return None
-            trial = self._study.ask()
+            trial = self.study.ask()
             self._beat(trial)
             attempts = self.attempts()
             point = next((p for p, each in attempts.items() if each.number == trial.number), None)
@@ -118,16 +118,16 @@ class Ledger:
                 return self._drawn(trial, point)
             # Another process took the point at the same moment, or has already finished it.
             trial.set_user_attr(_SURPLUS, True)
-            self._study.tell(trial, state=TrialState.FAIL)
+            self.study.tell(trial, state=TrialState.FAIL)
 
     def _drawn(self, trial: optuna.trial.Trial, point: int) -> Claim:
-        self._study.sampler = self._sampling.sampler(point)
+        self.study.sampler = self.sampling.sampler(point)
         try:
-            claim = Claim(trial, point, suggest(trial, self._ranged))
+            claim = Claim(trial, point, suggest(trial, self.ranged))
         except ValueError as error:
-            self._study.tell(trial, state=TrialState.FAIL)
+            self.study.tell(trial, state=TrialState.FAIL)
             raise UsageError(
-                f"the ranged set {self._ranged.name} is not the one with which the study was"
+                f"the ranged set {self.ranged.name} is not the one with which the study was"
                 f" begun ({error}): give another --study_name, or another --output_dir"
             ) from error
         trial.set_user_attr(VALUES, claim.values)
@@ -141,14 +141,14 @@ class Ledger:
           LostClaimError: another process has ended the trial.
         """
         last = self._last_heartbeats[claim.trial.number]
-        if self._clock() - last >= self._lost_after_seconds / 4:
+        if self.clock() - last >= self.lost_after_seconds / 4:
             with _unless_ended(claim):
                 self._beat(claim.trial)
 
     def _beat(self, trial: optuna.trial.Trial) -> None:
-        self._last_heartbeats[trial.number] = self._clock()
+        self._last_heartbeats[trial.number] = self.clock()
         trial.set_user_attr(_CLAIMED, trial.number)  # Raises an error for a trial that has ended.
-        self._study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
+        self.study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
 
     def report(self, claim: Claim, step: int, value: float) -> bool:
         """Records an evaluation; returns whether the pruner stops the trial.
@@ -167,7 +167,7 @@ class Ledger:
           LostClaimError: another process has ended the trial.
         """
         with _unless_ended(claim):
-            self._study.tell(claim.trial, values)
+            self.study.tell(claim.trial, values)
 
     def prune(self, claim: Claim) -> None:
         """Records that a trial was pruned.
@@ -176,7 +176,7 @@ class Ledger:
           LostClaimError: another process has ended the trial.
         """
         with _unless_ended(claim):
-            self._study.tell(claim.trial, state=TrialState.PRUNED)
+            self.study.tell(claim.trial, state=TrialState.PRUNED)
 
     def fail(self, claim: Claim, error: str) -> None:
         """Records that a trial failed because of `error`.
@@ -186,12 +186,12 @@ class Ledger:
         """
         with _unless_ended(claim):
             claim.trial.set_user_attr(ERROR, error)
-            self._study.tell(claim.trial, state=TrialState.FAIL)
+            self.study.tell(claim.trial, state=TrialState.FAIL)
 
     def release(self, claim: Claim) -> None:
         """Ends a trial and enqueues a new attempt at its point."""
         with contextlib.suppress(LostClaimError), _unless_ended(claim):
-            retry(self._study, self._study.tell(claim.trial, state=TrialState.FAIL))
+            retry(self.study, self.study.tell(claim.trial, state=TrialState.FAIL))
 
     def _rescue_orphans(self) -> None:
         """Enqueues points again if Optuna cannot notice that their process was killed.
@@ -204,10 +204,10 @@ class Ledger:
             is_running = trial.state == TrialState.RUNNING and not is_claimed
             if not is_running and (trial.state != TrialState.FAIL or _is_done(trial)):
                 continue
-            seen = self._orphans.setdefault(trial.number, self._clock())
-            if self._clock() - seen > self._lost_after_seconds:
-                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-                retry(self._study, trial)
+            seen = self._orphans.setdefault(trial.number, self.clock())
+            if self.clock() - seen > self.lost_after_seconds:
+                self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+                retry(self.study, trial)
 
 
 def _first(trial: FrozenTrial) -> int:
