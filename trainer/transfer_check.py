@@ -108,13 +108,12 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
             f"transfer_from={spec.hparams.transfer_from}: its set has no smaller sizes than the run"
         )
     count = min(_MOST_WIDTHS, max(2, round(math.log2(factor)) + 1))
-    sizes = []
-    for place in range(count):
-        part = place / (count - 1)
+    parts, sizes = [place / (count - 1) for place in range(count)], []
+    for part in parts:
         values = {n: round(first * (last / first) ** part) for n, (first, last) in grown.items()}
         sizes.append(_train(spec, plain.with_values(values)))
     names = [name for name in sizes[0] if all(name in each for each in sizes)]
-    widths = [factor ** (place / (count - 1)) for place in range(count)]
+    widths = [factor**part for part in parts]
     return TransferCheck(widths, {name: np.array([s[name] for s in sizes]) for name in names})
 
 

@@ -1,5 +1,6 @@
 """The hooks of every training: reports, profile, histograms, heartbeat, checks."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Program
 from t2tp.program.replicas import ReplicaMismatch
 from t2tp.trainer.hooks.heartbeat import Heartbeat
-from t2tp.trainer.hooks.histograms import HistogramHook, process_directory
+from t2tp.trainer.hooks.histograms import HistogramHook
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.hooks.mfu import Utilization, peak_of
@@ -76,7 +77,8 @@ def default_hooks(
     values = hparams.values() if isinstance(hparams, HParams) else hparams
     values = values if isinstance(values, Mapping) else {}
     process_id = program.cluster.process_id
-    summaries = SummaryWriter(process_directory(config.output_dir, process_id))
+    own_directory = os.path.join(config.output_dir, f"process_{process_id}")
+    summaries = SummaryWriter(own_directory if process_id else config.output_dir)
     summaries.resume(first_step)
     if progress is not None and heartbeat is not None:
         dtype = values.get("activation_dtype", "float32")

@@ -1,6 +1,5 @@
 """`--histogram_steps`: histograms of the trainable variables."""
 
-import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -55,8 +54,3 @@ class HistogramHook(Hook):
                 if pnum in local
             ]
             return tf.concat(slices, 0) if slices else None
-
-
-def process_directory(output_dir: str, process_id: int) -> str:
-    """Returns the directory of a process's TensorBoard events."""
-    return os.path.join(output_dir, f"process_{process_id}") if process_id else output_dir

@@ -136,34 +136,33 @@ class Hook:
         """Called once after the last step, even if training is interrupted; not after an error."""
 
 
+@dataclass(eq=False)
 class EvaluationHook(Hook):
     """Evaluates every N steps, except after the last step, which the caller evaluates.
 
     The hook runs before the hook that saves, so a step is evaluated before its checkpoint is saved.
+
+    Attributes:
+      every: steps from one evaluation to the next.
+      evaluate: evaluates the current variables.
+      plateau: returns why training should stop after the evaluation; "" to continue.
     """
 
-    def __init__(
-        self, every: int, evaluate: Callable[[], object], plateau: Callable[[], str]
-    ) -> None:
-        """Creates the hook, which evaluates every `every` steps.
-
-        `plateau` returns why training should stop after the evaluation; "" to continue.
-        """
-        self._every = every
-        self._evaluate = evaluate
-        self._plateau = plateau
+    every: int
+    evaluate: Callable[[], object]
+    plateau: Callable[[], str]
 
     def ends_loop(self, step: int) -> bool:
         """Whether an evaluation is due after this step."""
-        return step % self._every == 0
+        return step % self.every == 0
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Evaluates if an evaluation is due."""
         if self.ends_loop(training.steps_done) and training.steps_done < training.max_steps:
             wait_for(training, outputs)
             with training.clock.stopped("evaluation"):
-                self._evaluate()
-                training.stop_reason = self._plateau()
+                self.evaluate()
+                training.stop_reason = self.plateau()
 
 
 def wait_for(training: Training, outputs: Mapping[str, np.ndarray]) -> None:

@@ -35,25 +35,25 @@ class DecodedSamples:
         if spec.problem.generated_images is None:
             codec_for(spec.problem, spec.data_dir)
         self._decoder = decoder
-        self._problem = spec.problem
-        self._data_dir = spec.data_dir
+        self._spec = spec
         self._split = split
         self._count = count
-        self._length = spec.hparams.max_length
 
     def write(self, step: int, summaries: SummaryWriter | None) -> None:
         """Decodes with the current variables; process 0, which has `summaries`, writes the results.
 
         The other processes only decode.
         """
-        images = self._problem.generated_images
+        images = self._spec.problem.generated_images
         if images is not None:
             pixels = {"targets": self._rows(), "samples": self._decoder.images(self._count)}
             for name, values in pixels.items():
                 if summaries is not None:
                     summaries.images(step, name, images.brightness(values))
         else:
-            names, rows = self._pairs() if self._problem.reads_inputs else self._continuations()
+            names, rows = (
+                self._pairs() if self._spec.problem.reads_inputs else self._continuations()
+            )
             if summaries is not None:
                 summaries.text(step, "samples", table(names, rows))
         if summaries is not None:
@@ -61,7 +61,8 @@ class DecodedSamples:
 
     def _rows(self) -> np.ndarray:
         """Returns the targets of the examples."""
-        source = self._problem.examples(self._data_dir, self._split, self._length)
+        spec = self._spec
+        source = spec.problem.examples(spec.data_dir, self._split, spec.hparams.max_length)
         rows = np.arange(min(self._count, len(source)))
         return np.asarray(source.read("targets", rows, (slice(None),)))
 
@@ -71,8 +72,8 @@ class DecodedSamples:
         return ("inputs", "targets", "output"), texts
 
     def _continuations(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        codec = codec_for(self._problem, self._data_dir)
-        size = min(self._length // 2, _MOST_TOKENS)
+        codec = codec_for(self._spec.problem, self._spec.data_dir)
+        size = min(self._spec.hparams.max_length // 2, _MOST_TOKENS)
         rows_of_text = []
         for row in self._rows():
             prompt, continuation = codec.decode(row[:size].tolist()), row[size : 2 * size].tolist()

@@ -39,21 +39,15 @@ class EvaluationRecord:
         Raises:
           UsageError: the file cannot be written.
         """
-        line = {
-            "step": step,
-            "metrics": dict(metrics),
-            "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        }
-        try:
-            self._write(step, json.dumps(line).encode())
-        except OSError as error:  # An error of `write` or `fsync` does not name the file.
-            raise UsageError(f"{self._path} cannot be written: {error}") from error
-
-    def _write(self, step: int, line: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        line = json.dumps({"step": step, "metrics": dict(metrics), "at": at}).encode()
         lines = self._read().splitlines()
         others = [each for each in lines if (found := _read_line(each)) is None or found[0] != step]
-        write_bytes(self._path, b"".join(each + b"\n" for each in [*others, line]))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(self._path, b"".join(each + b"\n" for each in [*others, line]))
+        except OSError as error:  # An error of `write` or `fsync` does not name the file.
+            raise UsageError(f"{self._path} cannot be written: {error}") from error
 
     def by_step(self, up_to: int | None = None) -> dict[int, dict[str, float]]:
         """Returns the metrics of each step, in the order of steps.

@@ -34,7 +34,20 @@ def find(path: str) -> Checkpoint:
       UnusableCheckpointError: the checkpoint is unfinished, damaged or unreadable.
     """
     try:
-        return _find(path)
+        named = Path(path)
+        if named.name == "variables" and not named.exists():
+            named = named.parent
+        for directory in (checkpoint_directory(str(named)), named):
+            steps = checkpoint.step_directories(directory)
+            if steps:
+                return Checkpoint(list(steps.values())[-1])
+        if not named.exists():
+            raise FileNotFoundError(
+                f"{path} does not exist: name a checkpoint's directory, or a run's"
+            )
+        if checkpoint_directory(str(named)).is_dir() or named.name == "checkpoints":
+            raise FileNotFoundError(f"{path} holds no finished checkpoint")
+        return Checkpoint(named)
     except (FileNotFoundError, UnusableCheckpointError):
         raise
     except OSError as error:
@@ -59,21 +72,6 @@ def split_paths(text: str) -> list[str]:
         paths.append(path)
         del pieces[: path.count(",") + 1]
     return [path for path in paths if path]
-
-
-def _find(path: str) -> Checkpoint:
-    named = Path(path)
-    if named.name == "variables" and not named.exists():
-        named = named.parent
-    for directory in (checkpoint_directory(str(named)), named):
-        steps = checkpoint.step_directories(directory)
-        if steps:
-            return Checkpoint(list(steps.values())[-1])
-    if not named.exists():
-        raise FileNotFoundError(f"{path} does not exist: name a checkpoint's directory, or a run's")
-    if checkpoint_directory(str(named)).is_dir() or named.name == "checkpoints":
-        raise FileNotFoundError(f"{path} holds no finished checkpoint")
-    return Checkpoint(named)
 
 
 def follow_checkpoints(
