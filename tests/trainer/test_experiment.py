@@ -9,7 +9,7 @@ import pytest
 from t2tp.checkpoint import all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.registry import UnknownNameError
-from t2tp.trainer import experiment as module
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import OtherRunError
 from tests.page_blocks import blocks
@@ -105,7 +105,7 @@ def test_what_cannot_be_is_refused(tmp_path, data_dir, settings, error, says):
 
 def test_directories_may_be_other_ones_in_each_process(tmp_path, data_dir, monkeypatch):
     compared = {}
-    monkeypatch.setattr(module, "check_same", lambda cluster, what: compared.update(what))
+    monkeypatch.setattr(multiprocess, "check_same", lambda cluster, what: compared.update(what))
     flags = {name: str(tmp_path) for name in ("data_dir", "tmp_dir", "t2t_usr_dir", "output_dir")}
     experiment(tmp_path, data_dir, flags=flags).build("train")
     assert compared["train_steps"] == 6 and f"data of {PROBLEM}" in compared
