@@ -181,9 +181,9 @@ class _Decoding:
         self, chat: _Chat, asked: Sequence[Conversation], path: str = ""
     ) -> Iterator[Result]:
         prompts = conversations.prompts(chat.template, asked, self._codec, path)
-        for tokens in prompts:
-            if tokens[:1] == [self._first_token]:
-                del tokens[0]
+        prompts = [
+            tokens[1:] if tokens[:1] == [self._first_token] else tokens for tokens in prompts
+        ]
         yield from self._decoder.replies(prompts, path)
 
     def run(self) -> None:
