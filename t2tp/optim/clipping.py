@@ -40,13 +40,13 @@ def clip(
     if divisor is not None:
         norm /= divisor
     if max_norm:
-        factor = mtf.slicewise(
-            lambda n: max_norm / tf.maximum(n, max_norm), [norm], splittable_dims=[], name="clip"
-        )
-        grads = _scaled(grads, factor if divisor is None else factor / divisor)
+        factor = mtf.cwise(lambda n: max_norm / tf.maximum(n, max_norm), [norm], name="clip")
+        factor = factor if divisor is None else factor / divisor
     elif divisor is not None:
-        grads = _scaled(grads, mtf.reciprocal(divisor))
-    return list(grads), norm
+        factor = mtf.reciprocal(divisor)
+    else:
+        return list(grads), norm
+    return [grad * factor for grad in grads], norm
 
 
 def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = None) -> mtf.Tensor:
@@ -55,10 +55,6 @@ def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = 
     `of_stage`: see `clip`.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
-
-
-def _scaled(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]:
-    return [grad * factor for grad in grads]
 
 
 class SumOfSquaresOperation(Operation):
@@ -76,9 +72,7 @@ class SumOfSquaresOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        parts = [
-            mesh_impl.masked(tf.cast(lowering.slice(x), tf.float32), x.shape) for x in self.inputs
-        ]
+        parts = [tf.cast(lowering.masked_slice(x), tf.float32) for x in self.inputs]
         axes = [
             self._summed_axes(lowering, x.shape, of_stage)
             for x, of_stage in zip(self.inputs, self._of_stage, strict=True)

@@ -7,11 +7,10 @@ TensorFlow's `ExponentialMovingAverage` has the same formula.
 from collections.abc import Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.building.mesh import Mesh, is_balance
-from t2tp.optim.optimizer import UpdateOperation, slot
+from t2tp.optim.optimizer import UpdateOperation, slot, step_variable
 from t2tp.program.variables import AVERAGE, average_of
 
 
@@ -27,13 +26,7 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
     """
     if not variables:
         return []
-    count = mtf.get_variable(
-        variables[0].mesh,
-        "weight_averages/count",
-        mtf.Shape([]),
-        initializer=tf1.zeros_initializer(),
-        trainable=False,
-    )
+    count = step_variable(variables[0].mesh, "weight_averages/count")
 
     def update(average: tf.Variable, var: tf.Variable, count: tf.Tensor) -> None:
         part = tf.where(tf.equal(count, 0.0), 1.0, 1.0 - decay)

@@ -1,13 +1,11 @@
 """Lion: sign-based updates with momentum."""
 
-import functools
-from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from t2tp import mtf, registry
-from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
+from t2tp import registry
+from t2tp.optim.optimizer import Optimizer, subtract
 
 
 @registry.register_optimizer
@@ -20,27 +18,12 @@ class Lion(Optimizer):
     the same factor.
     """
 
-    def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
-        """Reads the parameters of the paper, `optimizer_lion_...`."""
-        super().__init__(learning_rate, hparams)
-        self._beta1 = hparams.optimizer_lion_beta1
-        self._beta2 = hparams.optimizer_lion_beta2
+    name = "lion"
+    slots = ("lion_m",)
 
-    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+    def move(self, rate: tf.Tensor, var: tf.Variable, *state: Any) -> None:
         """See the base class."""
-        return [
-            UpdateOperation(
-                "lion",
-                [var, slot(var, "lion_m")],
-                [grad, rate],
-                functools.partial(self._update, decay),
-            )
-            for var, grad, rate, decay in targets
-        ]
-
-    def _update(
-        self, decay: float, var: tf.Variable, m: tf.Variable, grad: tf.Tensor, rate: tf.Tensor
-    ) -> None:
-        self.shrink(var, rate, decay)
-        subtract(var, rate * tf.sign(self._beta1 * m + (1.0 - self._beta1) * grad))
-        m.assign(self._beta2 * m + (1.0 - self._beta2) * grad, read_value=False)
+        m, grad = state
+        beta1, beta2 = self.hparams.optimizer_lion_beta1, self.hparams.optimizer_lion_beta2
+        subtract(var, rate * tf.sign(beta1 * m + (1.0 - beta1) * grad))
+        m.assign(beta2 * m + (1.0 - beta2) * grad, read_value=False)

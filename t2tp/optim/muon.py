@@ -46,12 +46,10 @@ class Muon(Adam):
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
         """Reads `optimizer_muon_...`; orthogonalizes in `activation_dtype`."""
         super().__init__(learning_rate, hparams)
-        self._momentum = hparams.optimizer_muon_momentum
         self._scale = SCALES[hparams.optimizer_muon_scale]
         dtype = tf.as_dtype(hparams.activation_dtype)
         # float16 does not hold small gradients.
         self._dtype = tf.bfloat16 if dtype == tf.float16 else dtype
-        self._relative_rate = hparams.optimizer_muon_relative_rate
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
@@ -69,13 +67,17 @@ class Muon(Adam):
                 [target.grad for target, _ in group],
                 [matrices for _, matrices in group],
                 moments,
-                self._momentum,
+                self.hparams.optimizer_muon_momentum,
             ).outputs
             for (target, matrices), moment, direction in zip(
                 group, moments, directions, strict=True
             ):
-                update = functools.partial(self._move, target.decay, self._scale(*matrices.size))
-                inputs = [target.grad, direction, target.rate * self._relative_rate]
+                update = functools.partial(self._follow, target.decay, self._scale(*matrices.size))
+                inputs = [
+                    target.grad,
+                    direction,
+                    target.rate * self.hparams.optimizer_muon_relative_rate,
+                ]
                 operations.append(UpdateOperation("muon", [target.var, moment], inputs, update))
         return operations
 
@@ -117,7 +119,7 @@ class Muon(Adam):
             if group:
                 yield group
 
-    def _move(
+    def _follow(
         self,
         decay: float,
         scale: float,
@@ -127,7 +129,8 @@ class Muon(Adam):
         direction: tf.Tensor,
         rate: tf.Tensor,
     ) -> None:
+        momentum = self.hparams.optimizer_muon_momentum
         # Computed again, because a stored average would stay in memory until the update.
-        moment.assign(moving_average(self._momentum, moment, grad), read_value=False)
+        moment.assign(moving_average(momentum, moment, grad), read_value=False)
         self.shrink(var, rate, decay)
         subtract(var, rate * scale * tf.cast(direction, tf.float32))

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -86,13 +87,18 @@ class Target(NamedTuple):
 
 
 class Optimizer(mtf.optimize.Optimizer):
-    """Base class of optimizers; subclasses define `updates`, and register themselves by name.
+    """Base class of optimizers; subclasses define `move` or `updates`, and register themselves.
 
     Attributes:
+      name: name of the operations that update a variable with `move`.
+      slots: names of the slots that `move` receives.
+      hparams: the hparams of the training.
       update_number: a float32 scalar, the number of the current step's update, from 1. None: no
         step is skipped, so the number follows from the step.
     """
 
+    name = "update"
+    slots: tuple[str, ...] = ()
     update_number: mtf.Tensor | None = None
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
@@ -101,7 +107,7 @@ class Optimizer(mtf.optimize.Optimizer):
         Raises:
           ValueError: hparams are invalid.
         """
-        self._learning_rate = learning_rate
+        self.hparams, self._learning_rate = hparams, learning_rate
         self._weight_decay = WeightDecay(hparams.weight_decay, hparams.weight_decay_exclude)
         self._shared = GraphMemo()
 
@@ -133,8 +139,36 @@ class Optimizer(mtf.optimize.Optimizer):
         return 1 / growth.inputs if role.kind in (MATRIX, HEAD) else 1.0
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
-        """Returns the operations that update one or more variables."""
+        """Returns the operations that update one or more variables, by default with `move`."""
+        scalars = self.scalars(targets[0].var.mesh)
+        return [
+            UpdateOperation(
+                self.name,
+                [var, *(slot(var, name) for name in self.slots)],
+                [grad, rate, *scalars],
+                partial(self._shrink_and_move, decay),
+            )
+            for var, grad, rate, decay in targets
+        ]
+
+    def scalars(self, mesh: Mesh) -> list[mtf.Tensor]:
+        """Returns further inputs of `move`, float32 scalars that are the same for all variables."""
+        del mesh
+        return []
+
+    def move(self, rate: tf.Tensor, var: tf.Variable, *state: Any) -> None:
+        """Updates a processor's slice of a variable, after its weight decay.
+
+        `rate` is the learning rate. `state` are the slices of the slots, the slice of the gradient,
+        and `scalars`. Each element must be computed on its own.
+        """
         raise NotImplementedError
+
+    def _shrink_and_move(self, decay: float, var: tf.Variable, *rest: Any) -> None:
+        count = len(self.slots) + 1  # The slots and the gradient come before the rate.
+        rate = rest[count]
+        self.shrink(var, rate, decay)
+        self.move(rate, var, *rest[:count], *rest[count + 1 :])
 
     def of_update_number(
         self, mesh: Mesh, fn: Callable[[tf.Tensor], tf.Tensor], name: str
@@ -146,9 +180,7 @@ class Optimizer(mtf.optimize.Optimizer):
         number = self.update_number
         if number is None:
             number = mtf.cast(mesh.step, tf.float32) + 1.0
-        return mtf.slicewise(
-            fn, [number], output_dtype=tf.float32, splittable_dims=[], grad_function=0, name=name
-        )
+        return mtf.cwise(fn, [number], tf.float32, grad_function=0, name=name)
 
     def shared(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a small tensor that many updates need, made once for each key."""
@@ -219,14 +251,18 @@ class UpdateOperation(mtf.Assign):
 
 def slot(var: mtf.Variable, name: str, shape: mtf.Shape | None = None) -> mtf.Variable:
     """Returns a float32 variable `<var>/<name>` of zeros, by default with the shape of `var`."""
-    return mtf.get_variable(
-        var.mesh,
-        f"{var.name}/{name}",
-        var.shape if shape is None else shape,
-        dtype=tf.float32,
-        initializer=tf1.zeros_initializer(),
-        trainable=False,
+    return step_variable(
+        var.mesh, f"{var.name}/{name}", shape=var.shape if shape is None else shape
     ).operation
+
+
+def step_variable(
+    mesh: Mesh, name: str, value: float = 0.0, shape: mtf.Shape | None = None
+) -> mtf.Tensor:
+    """Returns a float32 variable, by default a scalar, that is assigned and not trained."""
+    initializer = tf1.constant_initializer(value) if value else tf1.zeros_initializer()
+    shape = shape or mtf.Shape([])
+    return mtf.get_variable(mesh, name, shape, initializer=initializer, trainable=False)
 
 
 def variable_slice(lowering: Lowering, var: mtf.Variable) -> tf.Variable:

@@ -39,9 +39,7 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
     # Raises errors of factors now; lowering would raise them only later.
     with tf.Graph().as_default():
         product(tf.zeros([], tf.int32))
-    return mtf.slicewise(
-        product, [step], output_dtype=tf.float32, splittable_dims=[], name="learning_rate"
-    )
+    return mtf.cwise(product, [step], tf.float32, name="learning_rate")
 
 
 def rate_at(step: tf.Tensor | int, hparams: HParams, train_steps: int) -> tf.Tensor:

@@ -1,7 +1,6 @@
 """Stochastic gradient descent, with or without momentum."""
 
-import functools
-from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -9,7 +8,7 @@ from t2tp import mtf, registry
 from t2tp.building.role import HEAD, MATRIX
 from t2tp.building.transfer import Growth
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
+from t2tp.optim.optimizer import Optimizer, subtract
 
 
 @registry.register_optimizer
@@ -22,6 +21,8 @@ class Sgd(Optimizer):
     as Keras and TensorFlow write it).
     """
 
+    name = "sgd"
+
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
         """Reads `optimizer_momentum` and `optimizer_momentum_nesterov`.
 
@@ -29,25 +30,13 @@ class Sgd(Optimizer):
           ValueError: `optimizer_momentum_nesterov` is set without momentum.
         """
         super().__init__(learning_rate, hparams)
-        self._momentum = hparams.optimizer_momentum
-        self._nesterov = hparams.optimizer_momentum_nesterov
-        if self._nesterov and not self._momentum:
+        if hparams.optimizer_momentum:
+            self.slots = ("momentum",)
+        elif hparams.optimizer_momentum_nesterov:
             raise ValueError(
                 "optimizer_momentum_nesterov needs momentum, and optimizer_momentum is 0: set it,"
                 " to 0.9 for instance"
             )
-
-    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
-        """See the base class."""
-        return [
-            UpdateOperation(
-                "sgd",
-                [var, slot(var, "momentum")] if self._momentum else [var],
-                [grad, rate],
-                functools.partial(self._move if self._momentum else self._descend, decay),
-            )
-            for var, grad, rate, decay in targets
-        ]
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
         """See the base class. These are the rules for SGD in arXiv:2203.03466, table 3."""
@@ -55,32 +44,28 @@ class Sgd(Optimizer):
             return growth.outputs / growth.inputs
         return growth.outputs
 
-    def _descend(self, decay: float, var: tf.Variable, grad: tf.Tensor, rate: tf.Tensor) -> None:
-        self.shrink(var, rate, decay)
-        if var.dtype == tf.float32:
-            tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=rate, delta=grad)
-        else:
-            subtract(var, rate * grad)
-
-    def _move(
-        self,
-        decay: float,
-        var: tf.Variable,
-        velocity: tf.Variable,
-        grad: tf.Tensor,
-        rate: tf.Tensor,
-    ) -> None:
-        self.shrink(var, rate, decay)
+    def move(self, rate: tf.Tensor, var: tf.Variable, *state: Any) -> None:
+        """See the base class."""
+        *velocities, grad = state
+        momentum = self.hparams.optimizer_momentum
+        nesterov = self.hparams.optimizer_momentum_nesterov
+        if not velocities:
+            if var.dtype == tf.float32:
+                tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=rate, delta=grad)
+            else:
+                subtract(var, rate * grad)
+            return
+        (velocity,) = velocities
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=var.handle,
                 accum=velocity.handle,
                 lr=rate,
                 grad=grad,
-                momentum=self._momentum,
-                use_nesterov=self._nesterov,
+                momentum=momentum,
+                use_nesterov=nesterov,
             )
             return
-        moved = self._momentum * velocity - rate * grad
+        moved = momentum * velocity - rate * grad
         velocity.assign(moved, read_value=False)
-        subtract(var, rate * grad - self._momentum * moved if self._nesterov else -moved)
+        subtract(var, rate * grad - momentum * moved if nesterov else -moved)

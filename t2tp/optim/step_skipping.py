@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
+from t2tp.optim.optimizer import step_variable
 
 
 def finite(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
@@ -16,14 +16,7 @@ def finite(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
     def all_finite(*values: tf.Tensor) -> tf.Tensor:
         return tf.reduce_all([tf.math.is_finite(value) for value in values])
 
-    return mtf.slicewise(
-        all_finite,
-        list(tensors),
-        output_dtype=tf.bool,
-        splittable_dims=[],
-        grad_function=0,
-        name="is_finite",
-    )
+    return mtf.cwise(all_finite, list(tensors), tf.bool, grad_function=0, name="is_finite")
 
 
 SKIPPED_STEPS = "step_guard/skipped_steps"
@@ -41,7 +34,7 @@ class SkippedSteps:
 
     def __init__(self, mesh: Mesh, is_good: mtf.Tensor) -> None:
         """Adds the count to the graph (`is_good`: whether to execute the step, a boolean)."""
-        before = _remembered(mesh, SKIPPED_STEPS)
+        before = step_variable(mesh, SKIPPED_STEPS)
         # Must precede the assignment: later reads return the assigned value.
         self.update_number = mtf.cast(mesh.step, tf.float32) + 1.0 - before
         self.total = before + mtf.cast(mtf.logical_not(is_good), tf.float32)
@@ -74,10 +67,10 @@ def _calm(
 ) -> mtf.Tensor:
     """Returns whether neither the loss nor the norm has a spike, and records both."""
     mesh, window, sigma = loss.mesh, hparams.skip_step_window, hparams.skip_step_sigma
-    count = _remembered(mesh, "step_guard/count")
-    calm = None
+    count = step_variable(mesh, "step_guard/count")
+    calm, ring = None, mtf.Shape([mtf.Dimension("step_guard_window", window)])
     for name, value in (("losses", loss), ("gradient_norms", norm)):
-        last = _remembered(mesh, f"step_guard/{name}", [mtf.Dimension("step_guard_window", window)])
+        last = step_variable(mesh, f"step_guard/{name}", 0.0, ring)
 
         def is_usual(value: tf.Tensor, last: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
             known = tf.cast(tf.range(window, dtype=tf.float32) < count, tf.float32)
@@ -97,20 +90,10 @@ def _calm(
             is_usual, [value, last, count], output_dtype=tf.bool, grad_function=0, name="is_usual"
         )
         calm = usual if calm is None else mtf.logical_and(calm, usual)
-        mtf.assign(
-            last,
-            mtf.slicewise(
-                written, [last, count, value, is_finite], grad_function=0, name="written"
-            ),
-        )
+        inputs = [last, count, value, is_finite]
+        mtf.assign(last, mtf.slicewise(written, inputs, grad_function=0, name="written"))
     mtf.assign(count, count + mtf.cast(is_finite, tf.float32))
     return calm
-
-
-def _remembered(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension] = ()) -> mtf.Tensor:
-    return mtf.get_variable(
-        mesh, name, mtf.Shape(list(dims)), initializer=tf1.zeros_initializer(), trainable=False
-    )
 
 
 _FIRST_SCALE = 2.0**15
@@ -127,8 +110,8 @@ class LossScale:
 
     def __init__(self, mesh: Mesh) -> None:
         """Creates the variables `loss_scale/value` and `loss_scale/good_steps`."""
-        self.value = self._variable(mesh, "value", _FIRST_SCALE)
-        self._good_steps = self._variable(mesh, "good_steps", 0.0)
+        self.value = step_variable(mesh, "loss_scale/value", _FIRST_SCALE)
+        self._good_steps = step_variable(mesh, "loss_scale/good_steps")
 
     def update(self, is_finite: mtf.Tensor) -> list[mtf.Operation]:
         """Returns the operations that set the next step's factor; `is_finite` is a boolean."""
@@ -140,28 +123,7 @@ class LossScale:
         def next_count(good: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
             return tf.where(finite & (good + 1.0 < _STEPS_TO_GROW), good + 1.0, 0.0)
 
-        value = mtf.slicewise(
-            next_value,
-            [self.value, self._good_steps, is_finite],
-            output_dtype=tf.float32,
-            splittable_dims=[],
-            name="next_loss_scale",
-        )
-        good_steps = mtf.slicewise(
-            next_count,
-            [self._good_steps, is_finite],
-            output_dtype=tf.float32,
-            splittable_dims=[],
-            name="next_good_steps",
-        )
+        inputs = [self.value, self._good_steps, is_finite]
+        value = mtf.cwise(next_value, inputs, tf.float32, name="next_loss_scale")
+        good_steps = mtf.cwise(next_count, inputs[1:], tf.float32, name="next_good_steps")
         return [mtf.assign(self.value, value), mtf.assign(self._good_steps, good_steps)]
-
-    @staticmethod
-    def _variable(mesh: Mesh, name: str, value: float) -> mtf.Tensor:
-        return mtf.get_variable(
-            mesh,
-            f"loss_scale/{name}",
-            mtf.Shape([]),
-            initializer=tf1.constant_initializer(value),
-            trainable=False,
-        )

@@ -185,24 +185,14 @@ class UpdateNorm:
     def update_norm(self) -> mtf.Tensor:
         """Returns the norm of the change, a float32 scalar. Create the updates before."""
         after = SnapshotOperation(self._variables).outputs
-        return self._norm(
-            [
-                mtf.slicewise(
-                    _wide_difference,
-                    [now, then],
-                    output_dtype=tf.float32,
-                    splittable_dims=now.shape.dims,
-                    name="change",
-                )
-                for now, then in zip(after, self._before, strict=True)
-            ]
-        )
+        changes = zip(after, self._before, strict=True)
+        return self._norm([mtf.cwise(_change, list(x), tf.float32, name="change") for x in changes])
 
     def _norm(self, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
         return global_norm(tensors, [count_of_stages(var) for var in self._variables])
 
 
-def _wide_difference(now: tf.Tensor, then: tf.Tensor) -> tf.Tensor:
+def _change(now: tf.Tensor, then: tf.Tensor) -> tf.Tensor:
     return tf.cast(now, tf.float32) - tf.cast(then, tf.float32)
 
 
