@@ -73,11 +73,8 @@ class Muon(Adam):
                 group, moments, directions, strict=True
             ):
                 update = functools.partial(self._follow, target.decay, self._scale(*matrices.size))
-                inputs = [
-                    target.grad,
-                    direction,
-                    target.rate * self.hparams.optimizer_muon_relative_rate,
-                ]
+                rate = target.rate * self.hparams.optimizer_muon_relative_rate
+                inputs = [target.grad, direction, rate]
                 operations.append(UpdateOperation("muon", [target.var, moment], inputs, update))
         return operations
 
