@@ -67,16 +67,15 @@ def lower_in_parts(
         names = y.shape.dimension_names
         if inner and parts:
             # The inner sum must be complete before the parts of the outer dimension are added.
-            axis = mesh_impl.tensor_dimension_to_mesh_axis(inner[0])
-            if axis is not None and inner[0].name not in names:
+            axes = mesh_impl.axes_of([inner[0]])
+            if axes and inner[0].name not in names:
                 stacked = tf.stack(parts)
-                parts = tf.unstack(mesh_impl.collectives.tree_allreduce(stacked, [axis], [y.name]))
+                parts = tf.unstack(mesh_impl.collectives.tree_allreduce(stacked, axes, [y.name]))
         if dim.name in names:
             value = tf.concat(parts, names.index(dim.name))
             lowering.set_slice(y, rows.put_back(value, names) if rows else value)
         elif parts:
-            axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
-            lowering.set_parts(y, parts, axis, (dim.name, num_parts))
+            lowering.set_parts(y, parts, mesh_impl.axes_of([dim]), (dim.name, num_parts))
 
 
 class _RowExchange(NamedTuple):
@@ -207,11 +206,11 @@ class PartLowering:
         self,
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
-        axis: int | None,
+        axes: list[int],
         cut: tuple[str, int],
     ) -> None:
         """Records the sum of the parts of an inner dimension; see `Lowering.set_parts`."""
-        del axis, cut
+        del axes, cut
         self.set_slice(tensor, tree_sum(parts))
 
 

@@ -380,7 +380,7 @@ class GraphLowering(upstream.Lowering):
         """Sets the value of a tensor; a sum over mesh axes is deferred."""
         if type(laid_out_tensor) is upstream.LazyAllreduceSum:
             partial_sum, axes = laid_out_tensor.laid_out_input.slice, laid_out_tensor.mesh_axes
-            return self._defer_parts(tensor, [partial_sum], axes, None)
+            return self.set_parts(tensor, [partial_sum], axes, None)
         super().set_tensor_lowering(tensor, laid_out_tensor)
         self.orders.set(tensor, self.orders.current)
 
@@ -421,23 +421,6 @@ class GraphLowering(upstream.Lowering):
             )
         return num_parts, max(1, num_parts // ways)
 
-    def set_parts(
-        self,
-        tensor: upstream.Tensor,
-        parts: Sequence[tf.Tensor],
-        axis: int | None,
-        cut: tuple[str, int],
-    ) -> None:
-        """Sets this processor's parts of a sum over a dimension, and defers adding them.
-
-        Args:
-          tensor: the sum.
-          parts: the parts, in order.
-          axis: the mesh axis that splits the dimension; None: this processor has all parts.
-          cut: the dimension's name, and the number of its parts on all processors together.
-        """
-        self._defer_parts(tensor, parts, [] if axis is None else [axis], cut)
-
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds two deferred sums part by part, unless their values are needed.
 
@@ -460,7 +443,7 @@ class GraphLowering(upstream.Lowering):
         if first.cut != second.cut or any(x.shape != tensor.shape for x in addends):
             return False
         parts = [a + b for a, b in zip(first.parts, second.parts, strict=True)]
-        self._defer_parts(tensor, parts, first.mesh_axes, first.cut)
+        self.set_parts(tensor, parts, first.mesh_axes, first.cut)
         return True
 
     def map_sum(
@@ -472,7 +455,7 @@ class GraphLowering(upstream.Lowering):
             addend, axes = self.partial_sum(x)
             self.set_sum_over_axes(y, fn(addend), axes)
         elif isinstance(value, DeferredSum) and value.cut is not None and x not in self._needed:
-            self._defer_parts(y, [fn(part) for part in value.parts], value.mesh_axes, value.cut)
+            self.set_parts(y, [fn(part) for part in value.parts], value.mesh_axes, value.cut)
         else:
             self.set_slice(y, fn(self.slice(x)))
 
@@ -505,13 +488,22 @@ class GraphLowering(upstream.Lowering):
             )
         return (self.slice(tensor), []) if reduces else self.partial_sum(tensor)
 
-    def _defer_parts(
+    def set_parts(
         self,
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
         axes: list[int],
         cut: tuple[str, int] | None,
     ) -> None:
+        """Sets this processor's parts of a sum over a dimension, and defers adding them.
+
+        Args:
+          tensor: the sum.
+          parts: the parts, in order.
+          axes: the mesh axes to sum over; empty: this processor has all parts.
+          cut: with `exact_sums`, the dimension's name, and the number of its parts on all
+            processors together.
+        """
         value = self._reductions.defer(tensor.name, parts, axes, cut, tensor in self._needed)
         super().set_tensor_lowering(tensor, value)
         self.orders.set(tensor, self.orders.current)

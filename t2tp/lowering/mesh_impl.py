@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -156,6 +156,10 @@ class SpmdMeshImpl(upstream.MeshImpl):
         that an operation needs whole.
         """
         return self.layout.axis_index(tensor_dimension.name)
+
+    def axes_of(self, dims: Iterable[upstream.Dimension]) -> list[int]:
+        """Returns the indices of the axes (single or joint) that split these dimensions, sorted."""
+        return sorted({self.layout.axis_index(dim.name) for dim in dims} - {None})
 
     def tensor_layout(self, arg: upstream.Tensor | upstream.Shape) -> upstream.TensorLayout:
         """Returns the axis that splits each dimension of a tensor or shape."""

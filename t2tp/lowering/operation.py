@@ -56,6 +56,8 @@ def sum_of_squares(x, dim):
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -187,6 +189,31 @@ class Operation(Hooks, upstream.Operation):
         """Creates the outputs, each from a shape and a dtype, or like a given tensor."""
         kinds = [(x.shape, x.dtype) if isinstance(x, upstream.Tensor) else x for x in outputs]
         self._outputs = [upstream.Tensor(self, *kind, index=i) for i, kind in enumerate(kinds)]
+
+
+class GradientOperation(Operation):
+    """Computes the gradient of another operation.
+
+    Attributes:
+      forward: the other operation, with the options of both.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forward: Any,
+        inputs: Sequence[upstream.Tensor],
+        *outputs: upstream.Tensor | tuple[upstream.Shape, tf.DType],
+        **signature: Any,
+    ) -> None:
+        """Creates the operation, with the signature of `forward` except for the given fields.
+
+        For `outputs` see `set_outputs`.
+        """
+        super().__init__(list(inputs), name=name)
+        self.forward = forward
+        self.signature = replace(forward.signature, **signature)
+        self.set_outputs(*outputs)
 
 
 _DEFAULT_HOOKS = Hooks()

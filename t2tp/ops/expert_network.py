@@ -15,14 +15,14 @@ these partial sums of all processors along the axis.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.activations import MLP_FUNCTIONS
@@ -81,16 +81,14 @@ class ExpertNetworkOperation(Operation):
         self.rows = x.shape.dims[:-1]
         self._experts, self._d_model, self._d_ff = weights["input"].shape.dims
         self.summed = [self._experts, self._d_ff]
-        self.signature = self.signature_of_sums(self.summed)
-
-    def signature_of_sums(self, summed: Sequence[upstream.Dimension]) -> Signature:
-        """Returns the signature of this operation or its gradient, which combines these dimensions.
-
-        `exact_sums` cannot sum in parts: only one processor adds the output's bias.
-        """
-        ordered, whole = [self._experts, self._d_ff], [self._d_model, self.inputs[1].shape.dims[-1]]
-        # The cost is counted by FLOPs.
-        return Signature(combined=summed, ordered=ordered, whole=whole, cost="convolution")
+        # Not `summed`: `exact_sums` cannot sum in parts, because only one processor adds the
+        # output's bias. The cost is counted by FLOPs.
+        self.signature = Signature(
+            combined=self.summed,
+            ordered=self.summed,
+            whole=[self._d_model, choices.shape.dims[-1]],
+            cost="convolution",
+        )
 
     @property
     def matmul_flops(self) -> int:
@@ -104,7 +102,15 @@ class ExpertNetworkOperation(Operation):
         return self.matmul_flops * math.prod(layout.slice_size(split)) / split.size
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
-        grads = ExpertNetworkGradOperation(self, grad_ys[0]).outputs
+        x, _, *others = self.inputs
+        grads = ExpertNetworkGradOperation(
+            "expert_network_grad",
+            self,
+            [*self.inputs, grad_ys[0]],
+            x,
+            *others,
+            combined=[*self.rows, *self.summed],
+        ).outputs
         return [grads[0], None, *grads[1:]]
 
     def lower(self, lowering: Lowering) -> None:
@@ -164,22 +170,15 @@ class ExpertNetworkOperation(Operation):
         return _Forward(inputs, tf.reshape(tf.cast(y, x.dtype), x.shape))
 
 
-class ExpertNetworkGradOperation(Operation):
+class ExpertNetworkGradOperation(GradientOperation):
     """Differentiates the experts. Outputs: gradients w.r.t. x, gates and weights."""
-
-    def __init__(self, forward: ExpertNetworkOperation, dy: upstream.Tensor) -> None:
-        super().__init__([*forward.inputs, dy], name="expert_network_grad")
-        self._forward = forward
-        self.signature = forward.signature_of_sums([*forward.rows, *forward.summed])
-        x, _, *others = forward.inputs
-        self.set_outputs(x, *others)
 
     def slice_flops(self, layout: Layout) -> float:
         """See `ExpertNetworkOperation`."""
-        return 2 * self._forward.slice_flops(layout)
+        return 2 * self.forward.slice_flops(layout)
 
     def lower(self, lowering: Lowering) -> None:
-        forward = self._forward.forward(lowering)
+        forward = self.forward.forward(lowering)
         dy = lowering.slice(self.inputs[-1])
         grads = tf.gradients(
             forward.output,
@@ -189,7 +188,7 @@ class ExpertNetworkGradOperation(Operation):
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         for output, grad in zip(self.outputs, grads, strict=True):
-            summed = {*self._forward.rows, *self._forward.summed} - {*output.shape.dims}
+            summed = {*self.forward.rows, *self.forward.summed} - {*output.shape.dims}
             lowering.set_partial_sum(output, tf.convert_to_tensor(grad), summed)
 
 

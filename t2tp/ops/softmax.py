@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import Signature
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.ops.cast import at_least_float32, cast, wide_dtype
@@ -66,19 +66,21 @@ class SoftmaxOperation(Operation):
         super().__init__([x], name=name or "softmax")
         if dim not in x.shape.dims:
             raise ValueError(f"softmax along {dim}, which is no dimension of {x}.")
-        self._dim, self.signature = dim, _signature(dim)
+        self._dim = dim
+        self.signature = Signature(combined=[dim], pads=True, cost="softmax")
         self.set_outputs(x)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
-        return SoftmaxGradOperation(self.outputs[0], grad_ys[0], self._dim).outputs
+        (y,) = self.outputs
+        return SoftmaxGradOperation("softmax_grad", self, [y, grad_ys[0]], y).outputs
 
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
         logits = tf.cast(lowering.slice(x), wide_dtype(x))
-        axis, mesh_axes = _axis_and_mesh_axes(lowering, x, self._dim)
-        if mesh_axes:
-            allreduce = lowering.mesh_impl(self).collectives.allreduce
-            logits = lowering.mesh_impl(x).masked(logits, x.shape, [self._dim], logits.dtype.min)
+        axis, mesh_impl = x.shape.dims.index(self._dim), lowering.mesh_impl(self)
+        if mesh_axes := mesh_impl.axes_of([self._dim]):
+            allreduce = mesh_impl.collectives.allreduce
+            logits = mesh_impl.masked(logits, x.shape, [self._dim], logits.dtype.min)
             highest = allreduce(tf.reduce_max(logits, axis, keepdims=True), mesh_axes, "Max")
             exponentials = tf.exp(logits - highest)
             total = allreduce(reduce_sum(exponentials, axis, keepdims=True), mesh_axes, "Add")
@@ -88,36 +90,28 @@ class SoftmaxOperation(Operation):
         lowering.set_slice(y, tf.cast(value, y.dtype))
 
 
-class SoftmaxGradOperation(Operation):
+class SoftmaxGradOperation(GradientOperation):
     """Inputs: y = softmax(x), dy. Output: dx."""
-
-    def __init__(self, y: upstream.Tensor, dy: upstream.Tensor, dim: upstream.Dimension) -> None:
-        super().__init__([y, dy], name="softmax_grad")
-        self._dim, self.signature = dim, _signature(dim)
-        self.set_outputs(y)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         dtype = wide_dtype(self.inputs[0])
         y, dy, ddx = (cast(tensor, dtype) for tensor in (*self.inputs, grad_ys[0]))
-        mean = upstream.reduce_sum(y * dy, reduced_dim=self._dim)
-        second_mean = upstream.reduce_sum(y * ddx, reduced_dim=self._dim)
+        dim = self.forward._dim
+        mean = upstream.reduce_sum(y * dy, reduced_dim=dim)
+        second_mean = upstream.reduce_sum(y * ddx, reduced_dim=dim)
         by_y = ddx * (dy - mean) - second_mean * dy
         by_dy = y * (ddx - second_mean)
         return [cast(by_y, self.inputs[0].dtype), cast(by_dy, self.inputs[1].dtype)]
 
     def lower(self, lowering: Lowering) -> None:
-        dtype = wide_dtype(self.inputs[0])
+        shape, dim, dtype = self.inputs[0].shape, self.forward._dim, wide_dtype(self.inputs[0])
         y, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
-        axis, mesh_axes = _axis_and_mesh_axes(lowering, self.inputs[0], self._dim)
-        mesh_impl = lowering.mesh_impl(self)
-        products = mesh_impl.masked(y * dy, self.inputs[0].shape, [self._dim])
+        mesh_impl, axis = lowering.mesh_impl(self), shape.dims.index(dim)
+        mesh_axes = mesh_impl.axes_of([dim])
+        products = mesh_impl.masked(y * dy, shape, [dim])
         mean = reduce_sum(products, axis, keepdims=True)
         mean = mesh_impl.collectives.allreduce(mean, mesh_axes, "Add")
         lowering.set_slice(self.outputs[0], tf.cast(y * (dy - mean), self.outputs[0].dtype))
-
-
-def _signature(dim: upstream.Dimension) -> Signature:
-    return Signature(combined=[dim], pads=True, cost="softmax")
 
 
 def _logsumexp(
@@ -167,14 +161,6 @@ def _softmax(logits: tf.Tensor, axis: int) -> tf.Tensor:
         logits, [-1, shape[axis]] if last else [-1, shape[axis], math.prod(shape[axis + 1 :])]
     )
     return tf.reshape(tf.nn.softmax(flat, axis=1), shape)
-
-
-def _axis_and_mesh_axes(
-    lowering: Lowering, x: upstream.Tensor, dim: upstream.Dimension
-) -> tuple[int, list[int]]:
-    """Returns the index of a dimension in a tensor, and the mesh axes that split it."""
-    axis = lowering.mesh_impl(x).tensor_dimension_to_mesh_axis(dim)
-    return x.shape.dims.index(dim), [] if axis is None else [axis]
 
 
 def _wide(x: upstream.Tensor | float | None) -> upstream.Tensor | float | None:

@@ -13,15 +13,7 @@ from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.staged_sums import reduce_sum
-from t2tp.optim.optimizer import (
-    Optimizer,
-    Target,
-    UpdateOperation,
-    mesh_axes,
-    slot,
-    subtract,
-    variable_slice,
-)
+from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract, variable_slice
 
 # Added to squares to avoid a division by zero (the paper's epsilon 1).
 _MIN_SQUARE = 1e-30
@@ -138,7 +130,7 @@ class StatisticsOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         real = mesh_impl.masked(tf.cast(var, tf.float32), self.variable.shape)
         squares = 2.0 * tf.nn.l2_loss(real)
-        axes = mesh_axes(lowering, self, self.variable.shape)
+        axes = mesh_impl.axes_of(self.variable.shape.dims)
         lowering.set_sum_over_axes(self.outputs[0], squares, axes)
         slots = [variable_slice(lowering, x) for x in self.moments.variables]
         for output, value, (_, summed) in zip(
@@ -170,8 +162,9 @@ class DirectionSquaresOperation(Operation):
         slots = [variable_slice(lowering, x) for x in moments.variables]
         decay_rate, grad, _, *means = (lowering.slice(x) for x in self.inputs)
         direction, _ = moments.direction(slots, grad, decay_rate, means)
-        axes = mesh_axes(lowering, self, moments.shape)
-        direction = lowering.mesh_impl(self).masked(direction, moments.shape)
+        mesh_impl = lowering.mesh_impl(self)
+        axes = mesh_impl.axes_of(moments.shape.dims)
+        direction = mesh_impl.masked(direction, moments.shape)
         lowering.set_sum_over_axes(self.outputs[0], 2.0 * tf.nn.l2_loss(direction), axes)
 
 

@@ -11,7 +11,6 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
-from t2tp.optim.optimizer import mesh_axes
 
 # Bits of a sum of fixed-point numbers: the 63 of an int64, less a margin.
 _WORD_BITS = 60
@@ -89,7 +88,8 @@ class SumOfSquaresOperation(Operation):
 
     def _summed_axes(self, lowering: Lowering, shape: mtf.Shape, of_stage: int) -> tuple[int, ...]:
         """Returns the mesh axes over which the elements of a tensor are distributed."""
-        axes, stages = mesh_axes(lowering, self, shape), lowering.mesh_impl(self).layout.stage_axis
+        mesh_impl = lowering.mesh_impl(self)
+        axes, stages = mesh_impl.axes_of(shape.dims), mesh_impl.layout.stage_axis
         return (*axes, stages) if of_stage and stages is not None else tuple(axes)
 
 

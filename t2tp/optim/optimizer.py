@@ -270,11 +270,6 @@ def variable_slice(lowering: Lowering, var: mtf.Variable) -> tf.Variable:
     return lowering.variables[var].laid_out_tensor.slice
 
 
-def mesh_axes(lowering: Lowering, op: mtf.Operation, shape: mtf.Shape) -> list[int]:
-    """Returns the mesh axes that split a tensor of this shape."""
-    return sorted(set(lowering.mesh_impl(op).tensor_layout(shape)) - {None})
-
-
 def subtract(var: tf.Variable, update: tf.Tensor) -> None:
     """Subtracts a float32 update from a slice of any dtype."""
     var.assign_sub(tf.cast(update, var.dtype), read_value=False)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.optim.optimizer import UpdateOperation, mesh_axes, subtract, variable_slice
+from t2tp.optim.optimizer import UpdateOperation, subtract, variable_slice
 from t2tp.program.abstract_program import AbstractProgram
 from tests.models.small_lm import FEATURES, training_program
 
@@ -63,8 +63,9 @@ class NormalizedUpdate(UpdateOperation):
     def lower(self, lowering):
         (variable,), (grad,) = self.variables, (lowering.slice(x) for x in self.inputs)
         total = tf.reduce_sum(tf.abs(grad))
-        axes = mesh_axes(lowering, self, variable.shape)
-        total = lowering.mesh_impl(self).collectives.allreduce(total, axes, "Add")
+        mesh_impl = lowering.mesh_impl(self)
+        axes = mesh_impl.axes_of(variable.shape.dims)
+        total = mesh_impl.collectives.allreduce(total, axes, "Add")
         subtract(variable_slice(lowering, variable), grad / total)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.mask import MASKED
@@ -66,9 +66,7 @@ def local_attention(
     for dim, size in zip(space, block, strict=True):
         if size < 1 or dim.size % size:
             raise ValueError(f"local_attention: blocks of {size} do not divide {dim}.")
-    return LocalAttentionOperation(
-        "local_attention", [q, k, v], 1, tuple(space), tuple(block)
-    ).outputs[0]
+    return LocalAttentionOperation(q, k, v, tuple(space), tuple(block)).outputs[0]
 
 
 def visible_positions(
@@ -95,31 +93,27 @@ def _neighbours(num_dims: int) -> tuple[tuple[int, int], ...]:
     return _OF_A_SEQUENCE if num_dims == 1 else _OF_A_IMAGE
 
 
-class _BlocksOperation(Operation):
-    """Base class of local attention and its gradient. The first inputs are q, k and v."""
+class LocalAttentionOperation(Operation):
+    """Inputs: q, k and v. Output: the weighted values, with the shape of q."""
 
     def __init__(
         self,
-        name: str,
-        inputs: list[upstream.Tensor],
-        outputs: int,
+        q: upstream.Tensor,
+        k: upstream.Tensor,
+        v: upstream.Tensor,
         space: tuple[upstream.Dimension, ...],
         block: tuple[int, ...],
     ) -> None:
-        super().__init__(inputs, name=name)
+        super().__init__([q, k, v], name="local_attention")
         self._space = space
         self._block = block
-        self.signature = Signature(ordered=space, whole=inputs[0].shape.dims[-1:])
-        self.set_outputs(*inputs[:outputs])
+        self.signature = Signature(ordered=space, whole=q.shape.dims[-1:])
+        self.set_outputs(q)
 
     def part(self, lowering: Lowering) -> "_BlockSlice":
         """Returns the processor's slice."""
         shape = self.inputs[0].shape
         return _BlockSlice(lowering.mesh_impl(self), shape, self._space, self._block)
-
-
-class LocalAttentionOperation(_BlocksOperation):
-    """Inputs: q, k and v. Output: the weighted values, with the shape of q."""
 
     @property
     def matmul_flops(self) -> int:
@@ -135,7 +129,7 @@ class LocalAttentionOperation(_BlocksOperation):
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         inputs = [*self.inputs, *grad_ys]
         return LocalAttentionGradOperation(
-            "local_attention_grad", inputs, 3, self._space, self._block
+            "local_attention_grad", self, inputs, *self.inputs
         ).outputs
 
     def lower(self, lowering: Lowering) -> None:
@@ -145,7 +139,7 @@ class LocalAttentionOperation(_BlocksOperation):
         lowering.set_slice(self.outputs[0], part.as_given(y))
 
 
-class LocalAttentionGradOperation(_BlocksOperation):
+class LocalAttentionGradOperation(GradientOperation):
     """Inputs: q, k, v and the gradient w.r.t. the result. Outputs: the gradients w.r.t. q, k and v.
 
     The attention weights are recomputed instead of stored, because they would take most of the
@@ -153,7 +147,7 @@ class LocalAttentionGradOperation(_BlocksOperation):
     """
 
     def lower(self, lowering: Lowering) -> None:
-        part = self.part(lowering)
+        part = self.forward.part(lowering)
         q, k, v, dy = (part.in_order(lowering.slice(x)) for x in self.inputs)
         given = [q, part.with_halo(k), part.with_halo(v)]
         dq, dk, dv = tf.gradients(part.attend(*given), given, dy, stop_gradients=given)

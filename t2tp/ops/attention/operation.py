@@ -277,9 +277,8 @@ class AttentionGradOperation(Operation):
             by_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
             num_parts, count = lowering.parts_of(summed[0])
             if num_parts > 1:
-                axis = mesh_impl.tensor_dimension_to_mesh_axis(summed[0])
-                parts = tf.split(by_table, count)
-                lowering.set_parts(table, parts, axis, (summed[0].name, num_parts))
+                parts, axes = tf.split(by_table, count), mesh_impl.axes_of(summed[:1])
+                lowering.set_parts(table, parts, axes, (summed[0].name, num_parts))
             else:
                 lowering.set_partial_sum(table, by_table, summed)
         if sinks is not None:

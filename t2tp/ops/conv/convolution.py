@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation, check_rows
-from t2tp.lowering.signature import ALL, DROPPED, Dims, Signature
+from t2tp.lowering.operation import GradientOperation, Operation, check_rows
+from t2tp.lowering.signature import ALL, DROPPED, Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
@@ -74,7 +74,12 @@ class ConvolutionOperation(Operation):
             Window(width, kernel_width.size, strides[1]),
         )
         shape = upstream.Shape([*batch, *(window.result for window in self.windows), out])
-        self.signature = _signature(filters.shape, filters.shape.dims[2:3])
+        self.signature = Signature(
+            summed=filters.shape.dims[2:3],
+            ordered=ALL,
+            whole=filters.shape.dims[:2],
+            cost="convolution",
+        )
         self.set_outputs((shape, x.dtype))
 
     @property
@@ -90,11 +95,13 @@ class ConvolutionOperation(Operation):
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         x, filters = self.inputs
-        (dy,) = grad_ys
-        return [
-            ConvolutionInputGradOperation(filters, dy, x.shape, self.windows).outputs[0],
-            ConvolutionFiltersGradOperation(x, dy, filters.shape, self.windows).outputs[0],
-        ]
+        by_x = ConvolutionInputGradOperation(
+            "convolution_input_grad", self, [filters, *grad_ys], x, summed=filters.shape.dims[3:]
+        )
+        by_filters = ConvolutionFiltersGradOperation(
+            "convolution_filters_grad", self, [x, *grad_ys], filters, summed=DROPPED
+        )
+        return [*by_x.outputs, *by_filters.outputs]
 
     def slice_flops(self, layout: Layout) -> float:
         return _slice_flops(layout, self.outputs[0], self.inputs[1])
@@ -113,20 +120,8 @@ class ConvolutionOperation(Operation):
         lowering.set_partial_sum(output, y, [x.shape.dims[-1]])
 
 
-class ConvolutionInputGradOperation(Operation):
+class ConvolutionInputGradOperation(GradientOperation):
     """Inputs: filters and dy. Output: the gradient w.r.t. the input."""
-
-    def __init__(
-        self,
-        filters: upstream.Tensor,
-        dy: upstream.Tensor,
-        x_shape: upstream.Shape,
-        windows: tuple[Window, Window],
-    ) -> None:
-        super().__init__([filters, dy], name="convolution_input_grad")
-        self._windows = windows
-        self.signature = _signature(filters.shape, filters.shape.dims[3:])
-        self.set_outputs((x_shape, dy.dtype))
 
     def slice_flops(self, layout: Layout) -> float:
         return _slice_flops(layout, self.inputs[1], self.inputs[0])
@@ -135,38 +130,26 @@ class ConvolutionInputGradOperation(Operation):
         filters, dy = self.inputs
         (output,) = self.outputs
         mesh_impl = lowering.mesh_impl(self)
-        windows = Windows(mesh_impl, *self._windows)
+        windows = Windows(mesh_impl, *self.forward.windows)
         shape = windows.shape_with_halo(mesh_impl.slice_shape(output.shape))
         dtype = _gradient_dtype(mesh_impl, dy)
         dx = tf.raw_ops.Conv2DBackpropInput(
-            input_sizes=_seen_shape(shape, self._windows),
+            input_sizes=_seen_shape(shape, self.forward.windows),
             filter=tf.cast(lowering.slice(filters), dtype),
             out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
-            **_options(self._windows, windows),
+            **_options(self.forward.windows, windows),
         )
         dx = tf.cast(dx, output.dtype)
-        dx = windows.without_halo(_with_unseen(dx, shape, self._windows))
+        dx = windows.without_halo(_with_unseen(dx, shape, self.forward.windows))
         dx = tf.reshape(dx, mesh_impl.slice_shape(output.shape))
         lowering.set_partial_sum(output, dx, [filters.shape.dims[-1]])
 
 
-class ConvolutionFiltersGradOperation(Operation):
+class ConvolutionFiltersGradOperation(GradientOperation):
     """Inputs: x and dy. Output: the gradient w.r.t. the filters.
 
     If the output's shape begins with batch dimensions, each image has its own gradient.
     """
-
-    def __init__(
-        self,
-        x: upstream.Tensor,
-        dy: upstream.Tensor,
-        filters_shape: upstream.Shape,
-        windows: tuple[Window, Window],
-    ) -> None:
-        super().__init__([x, dy], name="convolution_filters_grad")
-        self._windows = windows
-        self.signature = _signature(filters_shape, DROPPED)
-        self.set_outputs((filters_shape, dy.dtype))
 
     def slice_flops(self, layout: Layout) -> float:
         return _slice_flops(layout, self.inputs[1], self.outputs[0])
@@ -175,9 +158,9 @@ class ConvolutionFiltersGradOperation(Operation):
         x, dy = self.inputs
         (output,) = self.outputs
         mesh_impl = lowering.mesh_impl(self)
-        windows = Windows(mesh_impl, *self._windows)
+        windows = Windows(mesh_impl, *self.forward.windows)
         dtype = _gradient_dtype(mesh_impl, x)
-        visible = _seen(windows.with_halo(with_one_batch(lowering.slice(x))), self._windows)
+        visible = _seen(windows.with_halo(with_one_batch(lowering.slice(x))), self.forward.windows)
         *rows, height, width, channels, filters = mesh_impl.slice_shape(output.shape)
 
         def of_images(inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -185,7 +168,7 @@ class ConvolutionFiltersGradOperation(Operation):
                 input=inputs[0],
                 filter_sizes=[height, width, channels, filters],
                 out_backprop=inputs[1],
-                **_options(self._windows, windows),
+                **_options(self.forward.windows, windows),
             )
 
         images = tf.cast(visible, dtype), tf.cast(with_one_batch(lowering.slice(dy)), dtype)
@@ -196,10 +179,6 @@ class ConvolutionFiltersGradOperation(Operation):
             d_filters = of_images(images)
         d_filters = tf.cast(d_filters, output.dtype)
         lowering.set_partial_sum(output, d_filters, x.shape.dims[len(rows) : -1])
-
-
-def _signature(filters: upstream.Shape, summed: Dims) -> Signature:
-    return Signature(summed=summed, ordered=ALL, whole=filters.dims[:2], cost="convolution")
 
 
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
@@ -61,7 +61,7 @@ class MaxPoolOperation(Operation):
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         inputs = [*self.inputs, *self.outputs, grad_ys[0]]
-        return MaxPoolGradOperation(inputs, self._windows).outputs
+        return MaxPoolGradOperation("max_pool_grad", self, inputs, *self.inputs).outputs
 
     def lower(self, lowering: Lowering) -> None:
         (output,) = self.outputs
@@ -71,26 +71,19 @@ class MaxPoolOperation(Operation):
         lowering.set_slice(output, tf.reshape(y, mesh_impl.slice_shape(output.shape)))
 
 
-class MaxPoolGradOperation(Operation):
+class MaxPoolGradOperation(GradientOperation):
     """Inputs: x, the pooled y and dy. Output: dx."""
-
-    signature = Signature(ordered=ALL)
-
-    def __init__(self, inputs: list[upstream.Tensor], windows: tuple[Window, Window]) -> None:
-        super().__init__(inputs, name="max_pool_grad")
-        self._windows = windows
-        self._outputs = [upstream.Tensor(self, inputs[0].shape, inputs[-1].dtype)]
 
     def lower(self, lowering: Lowering) -> None:
         x, y, dy = (lowering.slice(tensor) for tensor in self.inputs)
-        mesh_impl = lowering.mesh_impl(self)
-        halo, y, dy = _with_halo(mesh_impl, self._windows, x), with_one_batch(y), with_one_batch(dy)
+        mesh_impl, windows = lowering.mesh_impl(self), self.forward._windows
+        halo, y, dy = _with_halo(mesh_impl, windows, x), with_one_batch(y), with_one_batch(dy)
         if mesh_impl.target.compiles_step:
-            dx = _gradient_of_first_maxima(halo, y, dy, self._windows)
+            dx = _gradient_of_first_maxima(halo, y, dy, windows)
         else:
-            options = _options(self._windows)
+            options = _options(windows)
             dx = tf.raw_ops.MaxPoolGrad(orig_input=halo, orig_output=y, grad=dy, **options)
-        dx = Windows(mesh_impl, *self._windows, pads_all=True).without_halo(dx)
+        dx = Windows(mesh_impl, *windows, pads_all=True).without_halo(dx)
         lowering.set_slice(self.outputs[0], tf.reshape(dx, x.shape))
 
 

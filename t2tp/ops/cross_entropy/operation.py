@@ -7,7 +7,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.exact_sums import in_vectors
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import Signature
 from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 
@@ -67,13 +67,20 @@ class CrossEntropyOperation(Operation):
     ) -> None:
         super().__init__([logits, targets], name="cross_entropy")
         self._options = options
-        self.signature = _signature(logits)
+        vocab = logits.shape.dims[-1:]  # `SlicedSoftmax` combines the classes.
+        self.signature = Signature(
+            combined=vocab,
+            ordered=vocab,
+            exact=vocab,
+            pads=True,
+            any_slice=True,
+            cost="cross_entropy",
+        )
         self.set_outputs(*[(targets.shape, tf.float32)] * 2)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
-        logits, targets = self.inputs
-        log_z = self.outputs[1]
-        grad = CrossEntropyGradOperation(logits, targets, log_z, grad_ys[0], self._options)
+        inputs = [*self.inputs, self.outputs[1], grad_ys[0]]
+        grad = CrossEntropyGradOperation("cross_entropy_grad", self, inputs, self.inputs[0])
         return [grad.outputs[0], None]
 
     def lower(self, lowering: Lowering) -> None:
@@ -84,40 +91,19 @@ class CrossEntropyOperation(Operation):
             lowering.set_slice(output, tf.reshape(_first(value, targets), targets.shape))
 
 
-class CrossEntropyGradOperation(Operation):
+class CrossEntropyGradOperation(GradientOperation):
     """Computes the gradient of the cross-entropy.
 
     Inputs: logits [..., vocab], targets, log(Z) and the gradient w.r.t. the loss [...]. Output: the
       gradient w.r.t. the logits.
     """
 
-    def __init__(
-        self,
-        logits: upstream.Tensor,
-        targets: upstream.Tensor,
-        log_z: upstream.Tensor,
-        d_loss: upstream.Tensor,
-        options: LossOptions,
-    ) -> None:
-        super().__init__([logits, targets, log_z, d_loss], name="cross_entropy_grad")
-        self._options = options
-        self.signature = _signature(logits)
-        self.set_outputs(logits)
-
     def lower(self, lowering: Lowering) -> None:
         logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
-        softmax = _softmax(self.inputs[0], lowering, self._options)
+        softmax = _softmax(self.inputs[0], lowering, self.forward._options)
         rows = _flat(lowering, self, logits, targets, log_z, tf.cast(d_loss, tf.float32))
         d_logits = _first(softmax.gradient(*rows), targets)
         lowering.set_slice(self.outputs[0], tf.reshape(d_logits, logits.shape))
-
-
-def _signature(logits: upstream.Tensor) -> Signature:
-    """Returns the signature of both passes: `SlicedSoftmax` combines the classes."""
-    vocab = logits.shape.dims[-1:]
-    return Signature(
-        combined=vocab, ordered=vocab, exact=vocab, pads=True, any_slice=True, cost="cross_entropy"
-    )
 
 
 def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) -> SlicedSoftmax:

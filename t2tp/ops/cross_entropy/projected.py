@@ -249,8 +249,7 @@ class _ChunkKernel:
         self._softmax = SlicedSoftmax(lowering, mesh_impl, vocab, op._options)
         self._soft_cap = op._soft_cap
         self._needs = [bool(lowering.users(y)) for y in op.outputs[2:]]
-        axis = mesh_impl.tensor_dimension_to_mesh_axis(d_model)
-        self._axes = [] if axis is None else [axis]
+        self._axes = mesh_impl.axes_of([d_model])
         self._teacher = op.teacher
         self.taught_tokens: list[tf.Tensor] = []
         if op.teacher is not None:
@@ -260,7 +259,7 @@ class _ChunkKernel:
             )
             self.taught_tokens = [tf.reshape(x, [-1, self._taught_table.shape[1]])]
             self._taught_bias = [lowering.slice(b) for b in op.teacher.inputs[2:]]
-        self._vocab_axis = mesh_impl.tensor_dimension_to_mesh_axis(vocab)
+        self._vocab_axes = mesh_impl.axes_of([vocab])
         _, self._vocab_parts = lowering.parts_of(vocab)
         self.width = self._table.shape[1]
 
@@ -349,8 +348,7 @@ class _ChunkKernel:
 
     def summed_over_vocab(self, d_x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the processors' parts of a gradient, with `exact_sums`."""
-        axes = [] if self._vocab_axis is None else [self._vocab_axis]
-        return self._collectives.tree_allreduce(d_x, axes)
+        return self._collectives.tree_allreduce(d_x, self._vocab_axes)
 
 
 class ScaledGradientOperation(Operation):

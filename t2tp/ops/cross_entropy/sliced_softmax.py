@@ -55,14 +55,13 @@ class SlicedSoftmax:
         options: LossOptions,
     ) -> None:
         """Prepares the slice of the classes `dim`."""
-        axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
         self._lowering = lowering
         self._options = options
         self._size = dim.size
         self._dim = dim
         self._mesh_impl = mesh_impl
         self._slice_size = mesh_impl.slice_shape(upstream.Shape([dim]))[0]
-        self._axes = [] if axis is None else [axis]
+        self._axes = mesh_impl.axes_of([dim])
         _, self._parts = lowering.parts_of(dim)
         self._collectives = mesh_impl.collectives
 

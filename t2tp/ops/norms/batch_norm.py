@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.mesh.collectives import tree_sum
@@ -60,20 +60,18 @@ class BatchNormOperation(Operation):
     ) -> None:
         super().__init__([x, scale, offset], name="batch_norm")
         self._epsilon = epsilon
-        self.signature = _signature(x)
+        self.signature = Signature(combined=x.shape.dims[:-1], exact=ALL, cost="batch_norm")
         self.set_outputs(x, *[(scale.shape, wide_dtype(x))] * 2)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
-        x, scale, offset = self.inputs
-        _, mean, variance = self.outputs
-        inputs = [x, scale, offset, mean, variance, grad_ys[0]]
-        return BatchNormGradOperation(inputs, self._epsilon).outputs
+        inputs = [*self.inputs, *self.outputs[1:], grad_ys[0]]
+        return BatchNormGradOperation("batch_norm_grad", self, inputs, *self.inputs).outputs
 
     def lower(self, lowering: Lowering) -> None:
         dtype = wide_dtype(self.inputs[0])
         x, scale, offset = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         norm = _norm(lowering, self.inputs[0], self._epsilon)
-        axes = _axes_of_places(lowering, self.inputs[0])
+        axes = lowering.mesh_impl(self).axes_of(self.inputs[0].shape.dims[:-1])
         parts = [norm.of_slice(part, scale, offset) for part in _parts(lowering, self, x)]
         collectives = lowering.mesh_impl(self).collectives
         own = [(mean, variance) for _, mean, variance in parts]
@@ -86,45 +84,36 @@ class BatchNormOperation(Operation):
         lowering.set_slice(self.outputs[2], variance)
 
 
-class BatchNormGradOperation(Operation):
+class BatchNormGradOperation(GradientOperation):
     """Computes the gradient of batch norm.
 
     Inputs: x, scale, offset, mean, variance and dy. Outputs: the gradients w.r.t. x [...,
       channels], scale and offset [channels].
     """
 
-    def __init__(self, inputs: list[upstream.Tensor], epsilon: float) -> None:
-        super().__init__(inputs, name="batch_norm_grad")
-        self._epsilon = epsilon
-        self.signature = _signature(inputs[0])
-        self.set_outputs(*inputs[:3])
-
     def lower(self, lowering: Lowering) -> None:
         dtype = wide_dtype(self.inputs[0])
         x, scale, _, mean, variance, dy = (
             tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
         )
-        norm = _norm(lowering, self.inputs[0], self._epsilon)
+        epsilon = self.forward._epsilon
+        norm = _norm(lowering, self.inputs[0], epsilon)
         parts = [
             norm.straight_gradients(part, mean, variance, scale, d)
             for part, d in zip(*(_parts(lowering, self, t) for t in (x, dy)), strict=True)
         ]
         straight = tf.concat([of_part[0] for of_part in parts], 0)
         count = math.prod(parts[0][0].shape[:-1])
-        axes = _axes_of_places(lowering, self.inputs[0])
+        axes = lowering.mesh_impl(self).axes_of(self.inputs[0].shape.dims[:-1])
         sums = [tf.stack(of_part[1:]) / count for of_part in parts]
         by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
         # Adds the part of the gradient w.r.t. x that flows through the mean and the variance.
-        factor = scale * tf.math.rsqrt(variance + self._epsilon)
+        factor = scale * tf.math.rsqrt(variance + epsilon)
         dx = straight - norm.given(x, mean, variance, factor * by_scale, factor * by_offset)
         count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
         d_scale, d_offset = count * by_scale, count * by_offset
         for output, value in zip(self.outputs, (dx, d_scale, d_offset), strict=True):
             lowering.set_slice(output, tf.cast(value, output.dtype))
-
-
-def _signature(x: upstream.Tensor) -> Signature:
-    return Signature(combined=x.shape.dims[:-1], exact=ALL, cost="batch_norm")
 
 
 class _FusedNorm:
@@ -243,12 +232,6 @@ def _as_images(x: tf.Tensor) -> tf.Tensor:
 
 def _rows(x: tf.Tensor) -> list[int]:
     return list(range(x.shape.rank - 1))
-
-
-def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
-    """Returns the mesh axes that split the normalized dimensions."""
-    normalized = upstream.Shape(tensor.shape.dims[:-1])
-    return sorted(set(lowering.mesh_impl(tensor).tensor_layout(normalized)) - {None})
 
 
 def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.mesh.layout import Layout, LayoutError
@@ -85,8 +85,10 @@ class GroupNormOperation(Operation):
             )
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
-        inputs = [*self.inputs, *grad_ys]
-        return GroupNormGradOperation(inputs, self._groups, self._epsilon).outputs
+        inputs, outputs = [*self.inputs, *grad_ys], self.inputs
+        return GroupNormGradOperation(
+            "group_norm_grad", self, inputs, *outputs, summed=DROPPED
+        ).outputs
 
     def lower(self, lowering: Lowering) -> None:
         grouped = _Grouped(lowering, self.inputs[0], self._groups, self._epsilon)
@@ -96,24 +98,15 @@ class GroupNormOperation(Operation):
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
 
 
-class GroupNormGradOperation(Operation):
+class GroupNormGradOperation(GradientOperation):
     """Inputs: x, scale, offset and dy. Outputs: the gradients w.r.t. x, scale and offset.
 
     The statistics and the normalized x are recomputed from x, to save memory.
     """
 
-    def __init__(self, inputs: list[upstream.Tensor], groups: int, epsilon: float) -> None:
-        super().__init__(inputs, name="group_norm_grad")
-        self._groups = groups
-        self._epsilon = epsilon
-        *_, height, width, channels = inputs[0].shape.dims
-        self.signature = Signature(
-            summed=DROPPED, combined=[height, width], ordered=[channels], cost="norm"
-        )
-        self.set_outputs(*inputs[:3])
-
     def lower(self, lowering: Lowering) -> None:
-        grouped = _Grouped(lowering, self.inputs[0], self._groups, self._epsilon)
+        forward = self.forward
+        grouped = _Grouped(lowering, self.inputs[0], forward._groups, forward._epsilon)
         dtype = wide_dtype(self.inputs[0])
         scale, dy = (tf.cast(lowering.slice(self.inputs[i]), dtype) for i in (1, 3))
         scaled = grouped.in_groups(dy * scale)
@@ -143,8 +136,7 @@ class _Grouped:
     ) -> None:
         mesh_impl = lowering.mesh_impl(tensor)
         self._collectives = mesh_impl.collectives
-        space = mesh_impl.tensor_layout(upstream.Shape(tensor.shape.dims[-3:-1]))
-        self._axes = sorted(set(space) - {None})
+        self._axes = mesh_impl.axes_of(tensor.shape.dims[-3:-1])
         self._slices = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
         self._shape = mesh_impl.slice_shape(tensor.shape)
         self._group_size = tensor.shape.dims[-1].size // groups

@@ -8,7 +8,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.exact_sums import in_vectors
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.lowering.slice_shapes import expanded
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
@@ -102,7 +102,11 @@ class NormOperation(Operation):
         self.set_outputs(x, *statistics)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
-        return NormGradOperation(self.inputs, self.outputs[1:], grad_ys[0]).outputs
+        name = "rms_norm_grad" if len(self.outputs) == 2 else "layer_norm_grad"
+        inputs = [*self.inputs, *self.outputs[1:], grad_ys[0]]
+        return NormGradOperation(
+            name, self, inputs, *self.inputs, summed=DROPPED, any_slice=False
+        ).outputs
 
     def lower(self, lowering: Lowering) -> None:
         whole, dims = self.inputs[0], self.inputs[1].shape.dims
@@ -130,24 +134,12 @@ class NormOperation(Operation):
         return tf.reshape(root[:count], square.shape)
 
 
-class NormGradOperation(Operation):
+class NormGradOperation(GradientOperation):
     """Computes the gradient of layer norm or RMS norm.
 
     Inputs: the norm's inputs and statistics, and dy. Outputs: the gradients w.r.t. the norm's
       inputs.
     """
-
-    def __init__(
-        self,
-        inputs: Sequence[upstream.Tensor],
-        statistics: Sequence[upstream.Tensor],
-        dy: upstream.Tensor,
-    ) -> None:
-        name = "rms_norm_grad" if len(statistics) == 1 else "layer_norm_grad"
-        super().__init__([*inputs, *statistics, dy], name=name)
-        normed = inputs[1].shape.dims
-        self.signature = Signature(summed=DROPPED, combined=normed, cost="norm")
-        self.set_outputs(*inputs)
 
     def lower(self, lowering: Lowering) -> None:
         whole, dims = self.inputs[0], self.inputs[1].shape.dims
@@ -179,8 +171,7 @@ def _moments(
     mean = reduce_mean(x, -1, keepdims=True)
     variance = reduce_mean(tf.math.squared_difference(x, mean), -1, keepdims=True)
     mesh_impl = lowering.mesh_impl(tensor)
-    axis = mesh_impl.tensor_dimension_to_mesh_axis(tensor.shape.dims[-1])
-    axes = [] if axis is None else [axis]
+    axes = mesh_impl.axes_of(tensor.shape.dims[-1:])
     return combined_moments(mesh_impl.collectives, axes, [(mean, variance)])
 
 
