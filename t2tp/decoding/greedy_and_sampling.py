@@ -1,5 +1,7 @@
 """Greedy decoding and sampling: one sequence per row."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -60,7 +62,6 @@ def greedy_or_sample(
       - `steps`: int32 scalar, the number of decode steps.
     """
     batch = rows.batch
-    update = _RowUpdate(options, rows.length.size)
 
     def body(
         step: mtf.Tensor, now: _Sequences, state: DecodeState
@@ -71,9 +72,7 @@ def greedy_or_sample(
             logits, rows.keys, now.positions, may_end, model.vocab_sizes["targets"], options
         )
         after = mtf.slicewise(
-            lambda step, tokens, log_probs, limits, *now: update.advance(
-                step, tokens, log_probs, limits, _Sequences(*now)
-            ),
+            partial(_advanced, options.end_ids, rows.length.size),
             [step, tokens, log_probs, rows.limits, *now],
             [x.shape for x in now],
             [x.dtype for x in now],
@@ -111,33 +110,28 @@ def _start(rows: PromptBatch) -> _Sequences:
     )
 
 
-class _RowUpdate:
-    """The update of a processor's rows in one iteration."""
-
-    def __init__(self, options: DecodeOptions, length: int) -> None:
-        self._end_ids = options.end_ids
-        self._length = length
-
-    def advance(
-        self,
-        step: tf.Tensor,
-        tokens: tf.Tensor,
-        log_probs: tf.Tensor,
-        limits: tf.Tensor,
-        now: _Sequences,
-    ) -> _Sequences:
-        """Adds the new tokens to the unfinished rows, and updates their status."""
-        is_active = tf.equal(now.status, _UNFINISHED)
-        is_end = is_any(tokens, self._end_ids)
-        ends, is_written = is_active & is_end, is_active & ~is_end
-        is_here = tf.equal(tf.range(self._length), step)[None, :] & is_written[:, None]
-        is_full = is_written & (step + 1 >= limits)
-        return _Sequences(
-            previous=tf.where(is_active, tokens, now.previous),
-            # The model still computes rows that are done, so their positions must be valid.
-            positions=tf.minimum(now.positions + 1, self._length - 1),
-            written=tf.where(is_here, tokens[:, None], now.written),
-            sizes=now.sizes + tf.cast(is_written, tf.int32),
-            log_probs=tf.where(is_active, now.log_probs + log_probs, now.log_probs),
-            status=tf.where(ends, _ENDED, tf.where(is_full, _AT_LIMIT, now.status)),
-        )
+def _advanced(
+    end_ids: Sequence[int],
+    length: int,
+    step: tf.Tensor,
+    tokens: tf.Tensor,
+    log_probs: tf.Tensor,
+    limits: tf.Tensor,
+    *before: tf.Tensor,
+) -> _Sequences:
+    """Adds the new tokens to a processor's unfinished rows, and updates their status."""
+    now = _Sequences(*before)
+    is_active = tf.equal(now.status, _UNFINISHED)
+    is_end = is_any(tokens, end_ids)
+    ends, is_written = is_active & is_end, is_active & ~is_end
+    is_here = tf.equal(tf.range(length), step)[None, :] & is_written[:, None]
+    is_full = is_written & (step + 1 >= limits)
+    return _Sequences(
+        previous=tf.where(is_active, tokens, now.previous),
+        # The model still computes rows that are done, so their positions must be valid.
+        positions=tf.minimum(now.positions + 1, length - 1),
+        written=tf.where(is_here, tokens[:, None], now.written),
+        sizes=now.sizes + tf.cast(is_written, tf.int32),
+        log_probs=tf.where(is_active, now.log_probs + log_probs, now.log_probs),
+        status=tf.where(ends, _ENDED, tf.where(is_full, _AT_LIMIT, now.status)),
+    )

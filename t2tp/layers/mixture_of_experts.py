@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,34 +51,25 @@ class ExpertSums(NamedTuple):
 
 
 class ExpertTotals(NamedTuple):
-    """Statistics of a stack, float32 [rows]: the sums of all layers' `ExpertSums`.
+    """Statistics of a stack.
 
     Attributes:
-      load_balance, router_z, choices, dropped: see `ExpertSums`.
+      sums: the sums of the layers' statistics so far.
       layers: number of layers with experts.
     """
 
-    load_balance: mtf.Tensor
-    router_z: mtf.Tensor
-    choices: mtf.Tensor
-    dropped: mtf.Tensor
+    sums: ExpertSums
     layers: int
 
     @classmethod
     def zero(cls, mesh: mtf.Mesh, rows: mtf.Dimension, layers: int) -> ExpertTotals:
         """Returns the statistics before the first layer; `rows` is the result of `rows_of`."""
         zero = mtf.zeros(mesh, mtf.Shape([rows]), tf.float32)
-        return cls(zero, zero, zero, zero, layers)
+        return cls(ExpertSums(zero, zero, zero, zero), layers)
 
-    @property
-    def sums(self) -> ExpertSums:
-        """The statistics without the number of layers."""
-        return ExpertSums(*self[:-1])
-
-    def with_sums(self, sums: Sequence[mtf.Tensor]) -> ExpertTotals:
+    def with_sums(self, sums: Iterable[mtf.Tensor]) -> ExpertTotals:
         """Returns totals with these sums and the same number of layers."""
-        load_balance, router_z, choices, dropped = sums
-        return ExpertTotals(load_balance, router_z, choices, dropped, self.layers)
+        return self._replace(sums=ExpertSums(*sums))
 
 
 # The statistics of each stack of a model; None for a stack without experts.

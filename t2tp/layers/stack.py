@@ -54,7 +54,7 @@ class _StageTensors:
             forward = dataclasses.replace(forward, memory=memory)  # type: ignore[arg-type]
         left = iter(rest)
         totals = tuple(
-            each and each.with_sums([next(left) for _ in each.sums]) for each in self._totals
+            each and each.with_sums(next(left) for _ in each.sums) for each in self._totals
         )
         return x, forward, totals
 

@@ -20,6 +20,7 @@ splits rows instead of positions, and each processor again computes one half of 
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -105,32 +106,34 @@ class _RowExchange(NamedTuple):
         return self.collectives.allgather(x, self.axis, rows)
 
 
+@dataclass
 class PartLowering:
-    """Lowers one operation for one part of one dimension."""
+    """Lowers one operation for one part of one dimension.
 
-    def __init__(
-        self,
-        base: Any,
-        mesh_impl: SpmdMeshImpl,
-        rows: _RowExchange | None,
-        dim: upstream.Dimension,
-        number: int,
-        count: int,
-        results: dict[upstream.Tensor, list[tf.Tensor]],
-    ) -> None:
-        """Restricts the lowering `base` to part `number` of a processor's `count` parts of `dim`.
+    Attributes:
+      base: the lowering that is restricted to the part.
+      whole_mesh_impl: the mesh implementation of all parts.
+      rows: converts slices to slices with whole rows; None: they have whole rows.
+      dim: the dimension.
+      number: the index of the part among the processor's parts.
+      count: the number of the processor's parts.
+      results: receives the part's value of each output.
+    """
 
-        `rows`, if given, converts slices to slices with whole rows. `results` receives the part's
-        value of each output.
-        """
-        self._base, self._rows = base, rows
-        self._dim, self._number, self._count = dim, number, count
-        self._results = results
-        self._mesh_impl = mesh_impl.of_part(dim.name, number, count)
+    base: Any
+    whole_mesh_impl: SpmdMeshImpl
+    rows: _RowExchange | None
+    dim: upstream.Dimension
+    number: int
+    count: int
+    results: dict[upstream.Tensor, list[tf.Tensor]]
+
+    def __post_init__(self) -> None:
+        self._mesh_impl = self.whole_mesh_impl.of_part(self.dim.name, self.number, self.count)
         self.tensors = _PartTensors(self)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._base, name)
+        return getattr(self.base, name)
 
     def mesh_impl(self, of: Any) -> SpmdMeshImpl:
         """Returns the mesh implementation with the slice shapes of the part."""
@@ -139,18 +142,18 @@ class PartLowering:
 
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
         """Returns the part's slice of a tensor."""
-        value, names = self._base.slice(tensor), tensor.shape.dimension_names
-        if (rows := self._rows) is not None:
-            value = self._base.shared(
+        value, names = self.base.slice(tensor), tensor.shape.dimension_names
+        if (rows := self.rows) is not None:
+            value = self.base.shared(
                 ("whole rows", value.ref(), *names), lambda x=value: rows.of_slice(x, names)
             )
-        if self._dim.name not in names or self._count == 1:
+        if self.dim.name not in names or self.count == 1:
             return value
-        axis = names.index(self._dim.name)
-        parts = self._base.shared(
-            ("parts", value.ref(), axis, self._count), lambda: tf.split(value, self._count, axis)
+        axis = names.index(self.dim.name)
+        parts = self.base.shared(
+            ("parts", value.ref(), axis, self.count), lambda: tf.split(value, self.count, axis)
         )
-        return parts[self._number]
+        return parts[self.number]
 
     def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
         """Returns the slice; `exact_sums` never uses head-tail order."""
@@ -178,11 +181,11 @@ class PartLowering:
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
         """Like `GraphLowering.shared`, with the part in the key."""
-        return self._base.shared((key, self._dim, self._number, self._count), make)
+        return self.base.shared((key, self.dim, self.number, self.count), make)
 
     def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
         """Records the part's value of an output."""
-        self._results[tensor].append(value)
+        self.results[tensor].append(value)
 
     def set_partial_sum(
         self, tensor: upstream.Tensor, value: tf.Tensor, summed: Iterable[upstream.Dimension]

@@ -70,8 +70,8 @@ def with_experts(
     for prefix, each in stacks.items():
         tokens = mtf.reduce_sum(weights_of(segments[prefix]))
         for name, total, coefficient in (
-            ("load_balance", each.load_balance, hparams.moe_load_balance_loss),
-            ("router_z", each.router_z, hparams.moe_router_z_loss),
+            ("load_balance", each.sums.load_balance, hparams.moe_load_balance_loss),
+            ("router_z", each.sums.router_z, hparams.moe_router_z_loss),
         ):
             if coefficient:
                 share = mtf.reduce_sum(total * (coefficient / layers))
@@ -79,11 +79,11 @@ def with_experts(
         if hparams.moe_balance_rate:
             # The term is 0. Its gradient is 0 too, except w.r.t. the routers' `balance`; see
             # `gating.counted_load`.
-            excess = each.choices - mtf.stop_gradient(each.choices)
+            excess = each.sums.choices - mtf.stop_gradient(each.sums.choices)
             terms[f"{prefix}balance"] = LossTerm(mtf.reduce_sum(excess), tokens)
     sums = {
-        "expert_choices": mtf.add_n([mtf.reduce_sum(t.choices) for t in stacks.values()]),
-        "expert_dropped": mtf.add_n([mtf.reduce_sum(t.dropped) for t in stacks.values()]),
+        "expert_choices": mtf.add_n([mtf.reduce_sum(t.sums.choices) for t in stacks.values()]),
+        "expert_dropped": mtf.add_n([mtf.reduce_sum(t.sums.dropped) for t in stacks.values()]),
     }
     return LossOutput(terms, {**out.metrics, **sums})
 

@@ -19,7 +19,7 @@ def floordiv(
       x2: a tensor of the same dtype, or a number; one of the two is a tensor.
       output_shape: order of the result's dimensions; by default as for a sum of the two.
     """
-    return _operation(FloorDivOperation, x1, x2, output_shape)
+    return _binary(FloorDivOperation, tf.math.floordiv, x1, x2, output_shape, "floordiv")
 
 
 def mod(
@@ -28,16 +28,11 @@ def mod(
     output_shape: upstream.Shape | None = None,
 ) -> upstream.Tensor:
     """Computes `x1 - x2 * floordiv(x1, x2)`, element-wise; arguments as for `floordiv`."""
-    return _operation(ModOperation, x1, x2, output_shape)
+    return _binary(ModOperation, tf.math.floormod, x1, x2, output_shape, "mod")
 
 
 class FloorDivOperation(upstream.BinaryOpWithBroadcasting):
     """Inputs: x1 and x2. Output: with the dimensions of both."""
-
-    def __init__(
-        self, x1: upstream.Tensor, x2: upstream.Tensor, output_shape: upstream.Shape
-    ) -> None:
-        super().__init__(tf.math.floordiv, x1, x2, output_shape, x1.dtype, name="floordiv")
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         return [None, None]
@@ -45,11 +40,6 @@ class FloorDivOperation(upstream.BinaryOpWithBroadcasting):
 
 class ModOperation(upstream.BinaryOpWithBroadcasting):
     """Inputs: x1 and x2. Output: with the dimensions of both."""
-
-    def __init__(
-        self, x1: upstream.Tensor, x2: upstream.Tensor, output_shape: upstream.Shape
-    ) -> None:
-        super().__init__(tf.math.floormod, x1, x2, output_shape, x1.dtype, name="mod")
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         (x1, x2), (dy,) = self.inputs, grad_ys
@@ -60,12 +50,14 @@ class ModOperation(upstream.BinaryOpWithBroadcasting):
         ]
 
 
-def _operation(
-    kind: Callable[[upstream.Tensor, upstream.Tensor, upstream.Shape], upstream.Operation],
+def _binary(
+    kind: type[upstream.BinaryOpWithBroadcasting],
+    fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     x1: upstream.Tensor | float,
     x2: upstream.Tensor | float,
     output_shape: upstream.Shape | None,
+    name: str,
 ) -> upstream.Tensor:
     x1, x2 = upstream.ops.binary_arguments_to_tensors(x1, x2)
     shape = upstream.ops._infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
-    return kind(x1, x2, shape).outputs[0]
+    return kind(fn, x1, x2, shape, x1.dtype, name=name).outputs[0]

@@ -84,16 +84,11 @@ def accumulate(
       ValueError: no feature has the dimension `batch`, its size is not a multiple of
         `microbatches`, or a variable has no influence on the loss.
     """
-    whole = _batch_dim(features, microbatches)
-    part = mtf.Dimension(_BATCH, whole.size // microbatches)
-    rows = rows_of_microbatch(part, mesh.layout)
+    part = mtf.Dimension(_BATCH, _batch_dim(features, microbatches).size // microbatches)
     outputs: list[LossOutput] = []
 
     def weights_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
-        taken = {
-            name: take_microbatch(x, number, whole, part, rows) for name, x in features.items()
-        }
-        outputs.append(_in_schedule(loss_fn, taken, mesh))
+        outputs.append(_loss_of_microbatch(loss_fn, features, number, part, mesh))
         return {name: term.weight for name, term in outputs[0].terms.items()}
 
     weights_loop = WeightsLoop(weights_of, microbatches, part, mesh, "loss_weights")
@@ -132,10 +127,19 @@ def accumulate(
     return Accumulated(LossOutput(terms).loss, total.sums, gradients, idle_share)
 
 
-def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh) -> LossOutput:
+def _loss_of_microbatch(
+    loss_fn: LossFn,
+    features: Mapping[str, mtf.Tensor],
+    number: mtf.Tensor,
+    part: mtf.Dimension,
+    mesh: Mesh,
+) -> LossOutput:
     """Builds the loss of a microbatch; pipeline stages, if there are any, follow a schedule."""
+    rows = rows_of_microbatch(part, mesh.layout)
+    (whole,) = _batch_dims(features)
+    taken = {name: take_microbatch(x, number, whole, part, rows) for name, x in features.items()}
     with mesh.building(runs_schedule=True):
-        return loss_fn(features)
+        return loss_fn(taken)
 
 
 def sum_metrics(
@@ -147,18 +151,13 @@ def sum_metrics(
     processor, there are fewer microbatches.
     """
     count = microbatches
-    (dim,) = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
+    (dim,) = _batch_dims(features)
     while dim.size // mesh.layout.batch_slices % count:
         count -= 1
-    whole = _batch_dim(features, count)
-    part = mtf.Dimension(_BATCH, whole.size // count)
-    rows = rows_of_microbatch(part, mesh.layout)
+    part = mtf.Dimension(_BATCH, dim.size // count)
 
     def sums_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
-        parts = {
-            name: take_microbatch(x, number, whole, part, rows) for name, x in features.items()
-        }
-        return _in_schedule(loss_fn, parts, mesh).sums
+        return _loss_of_microbatch(loss_fn, features, number, part, mesh).sums
 
     return PipelineLoop(sums_of, count, part, mesh, lambda x: dict.fromkeys(x, False)).total
 
@@ -196,9 +195,13 @@ def variables_of(mesh: Mesh) -> list[mtf.Variable]:
     return list(mesh.graph.trainable_variables)
 
 
+def _batch_dims(features: Mapping[str, mtf.Tensor]) -> set[mtf.Dimension]:
+    return {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
+
+
 def _batch_dim(features: Mapping[str, mtf.Tensor], microbatches: int) -> mtf.Dimension:
     """Returns the dimension to split into microbatches."""
-    dims = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
+    dims = _batch_dims(features)
     if len(dims) != 1:
         shapes = ", ".join(f"{name} {x.shape}" for name, x in features.items())
         raise ValueError(

@@ -45,7 +45,7 @@ def trained_with(recompute, mesh_shape=""):
         layers = [layer(), layer(with_experts=True)]
         forward = FullForward(SequenceInfo(positions, segments), training=True)
         y, (totals,) = stack(layers, recompute=recompute)(x, forward)
-        loss = mtf.reduce_sum(mtf.square(y)) + mtf.reduce_sum(totals.load_balance)
+        loss = mtf.reduce_sum(mtf.square(y)) + mtf.reduce_sum(totals.sums.load_balance)
         variables = x.graph.trainable_variables
         grads = mtf.gradients([loss], [x, *(v.value for v in variables)])
         names = ["x", *(v.name for v in variables)]

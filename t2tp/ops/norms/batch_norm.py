@@ -1,6 +1,8 @@
 """Batch norm: normalizes by the mean and variance over the batch."""
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -74,11 +76,11 @@ class BatchNormOperation(Operation):
         axes = lowering.mesh_impl(self).axes_of(self.inputs[0].shape.dims[:-1])
         parts = [norm.of_slice(part, scale, offset) for part in _parts(lowering, self, x)]
         collectives = lowering.mesh_impl(self).collectives
-        own = [(mean, variance) for _, mean, variance in parts]
+        own = [statistics for _, statistics in parts]
         mean, variance = combined_moments(collectives, axes, own)
         y = parts[0][0]
         if axes or len(parts) > 1:
-            y = norm.given(x, mean, variance, scale, offset)
+            y = norm.given(x, _Statistics(mean, variance), scale, offset)
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
         lowering.set_slice(self.outputs[1], mean)
         lowering.set_slice(self.outputs[2], variance)
@@ -97,9 +99,9 @@ class BatchNormGradOperation(GradientOperation):
             tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
         )
         epsilon = self.forward._epsilon
-        norm = _norm(lowering, self.inputs[0], epsilon)
+        norm, statistics = _norm(lowering, self.inputs[0], epsilon), _Statistics(mean, variance)
         parts = [
-            norm.straight_gradients(part, mean, variance, scale, d)
+            norm.straight_gradients(part, statistics, scale, d)
             for part, d in zip(*(_parts(lowering, self, t) for t in (x, dy)), strict=True)
         ]
         straight = tf.concat([of_part[0] for of_part in parts], 0)
@@ -109,114 +111,108 @@ class BatchNormGradOperation(GradientOperation):
         by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
         # Adds the part of the gradient w.r.t. x that flows through the mean and the variance.
         factor = scale * tf.math.rsqrt(variance + epsilon)
-        dx = straight - norm.given(x, mean, variance, factor * by_scale, factor * by_offset)
+        dx = straight - norm.given(x, statistics, factor * by_scale, factor * by_offset)
         count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
         d_scale, d_offset = count * by_scale, count * by_offset
         for output, value in zip(self.outputs, (dx, d_scale, d_offset), strict=True):
             lowering.set_slice(output, tf.cast(value, output.dtype))
 
 
+class _Statistics(NamedTuple):
+    """The mean and the variance of channels, [channels]."""
+
+    mean: tf.Tensor
+    variance: tf.Tensor
+
+
+@dataclass(frozen=True)
 class _FusedNorm:
     """Batch norm of a slice x [..., channels] by TensorFlow's kernels.
 
     Statistics, scale and offset are [channels], all in float32.
     """
 
-    def __init__(self, epsilon: float) -> None:
-        self._epsilon = epsilon
+    epsilon: float
 
     def of_slice(
         self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Normalizes x by its own mean and variance; returns y, mean and variance."""
+    ) -> tuple[tf.Tensor, _Statistics]:
+        """Normalizes x by its own mean and variance."""
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=_as_images(x), scale=scale, offset=offset, mean=[], variance=[], epsilon=self._epsilon
+            x=_as_images(x), scale=scale, offset=offset, mean=[], variance=[], epsilon=self.epsilon
         )
         count = math.prod(x.shape[:-1])
         # The kernel returns the sample variance.
-        return tf.reshape(y, x.shape), mean, variance * ((count - 1) / count)
+        return tf.reshape(y, x.shape), _Statistics(mean, variance * ((count - 1) / count))
 
     def given(
-        self,
-        x: tf.Tensor,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
-        scale: tf.Tensor,
-        offset: tf.Tensor,
+        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, offset: tf.Tensor
     ) -> tf.Tensor:
         """Normalizes x by a given mean and variance."""
         y, *_ = tf.raw_ops.FusedBatchNormV3(
             x=_as_images(x),
             scale=scale,
             offset=offset,
-            mean=mean,
-            variance=variance,
-            epsilon=self._epsilon,
+            **statistics._asdict(),
+            epsilon=self.epsilon,
             is_training=False,
         )
         return tf.reshape(y, x.shape)
 
     def straight_gradients(
-        self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, scale: tf.Tensor, dy: tf.Tensor
+        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, dy: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Computes the gradients of `given` w.r.t. x, scale and offset, for constant statistics."""
         dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
             y_backprop=_as_images(dy),
             x=_as_images(x),
             scale=scale,
-            reserve_space_1=mean,
-            reserve_space_2=variance,
+            reserve_space_1=statistics.mean,
+            reserve_space_2=statistics.variance,
             reserve_space_3=tf.zeros([0]),
-            epsilon=self._epsilon,
+            epsilon=self.epsilon,
             is_training=False,
         )
         return tf.reshape(dx, x.shape), d_scale, d_offset
 
 
-class _Composed:
+class _Composed(_FusedNorm):
     """Batch norm in elementary operations, where `_FusedNorm` cannot be used.
 
     XLA would expand TensorFlow's fused operation into operations that compute the variance as the
     difference of two large numbers, which loses precision.
     """
 
-    def __init__(self, epsilon: float) -> None:
-        self._epsilon = epsilon
-
     def of_slice(
         self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `_FusedNorm`."""
+    ) -> tuple[tf.Tensor, _Statistics]:
+        """See the base class."""
         rows = _rows(x)
         mean = reduce_mean(x, rows)
         variance = reduce_mean(tf.math.squared_difference(x, mean), rows)
-        return self.given(x, mean, variance, scale, offset), mean, variance
+        statistics = _Statistics(mean, variance)
+        return self.given(x, statistics, scale, offset), statistics
 
     def given(
-        self,
-        x: tf.Tensor,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
-        scale: tf.Tensor,
-        offset: tf.Tensor,
+        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, offset: tf.Tensor
     ) -> tf.Tensor:
-        """See `_FusedNorm`."""
-        return self._normed(x, mean, variance) * scale + offset
+        """See the base class."""
+        return self._normed(x, statistics) * scale + offset
 
     def straight_gradients(
-        self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, scale: tf.Tensor, dy: tf.Tensor
+        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, dy: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `_FusedNorm`."""
+        """See the base class."""
         rows = _rows(x)
-        factor = tf.math.rsqrt(variance + self._epsilon) * scale
-        d_scale = reduce_sum(dy * self._normed(x, mean, variance), rows)
+        factor = tf.math.rsqrt(statistics.variance + self.epsilon) * scale
+        d_scale = reduce_sum(dy * self._normed(x, statistics), rows)
         return dy * factor, d_scale, reduce_sum(dy, rows)
 
-    def _normed(self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
-        return (x - mean) * tf.math.rsqrt(variance + self._epsilon)
+    def _normed(self, x: tf.Tensor, statistics: _Statistics) -> tf.Tensor:
+        return (x - statistics.mean) * tf.math.rsqrt(statistics.variance + self.epsilon)
 
 
-def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _FusedNorm | _Composed:
+def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _FusedNorm:
     """Returns the implementation to use for slices of a tensor in this program."""
     # TensorFlow's kernels can run outside of the regions that XLA compiles. Their gradient for GPUs
     # is not deterministic, and they do not support float64.
