@@ -39,31 +39,11 @@ class Candidates(NamedTuple):
     tokens: Any
 
 
-def top_candidates(
-    logits: mtf.Tensor,
-    log_probs: mtf.Tensor,
-    may_end: mtf.Tensor,
-    vocab_size: int,
-    end_ids: Sequence[int],
-    count: int,
-) -> Candidates:
-    """Returns the most probable extensions of sequences by one token, the most probable first.
-
-    Args:
-      logits: float [batch, beam, vocab].
-      log_probs: float32 [batch, beam], of the sequences; -infinity: there is no sequence.
-      may_end: booleans [batch], whether an end token may be chosen.
-      vocab_size: number of tokens; ids from this number on are padding and never chosen.
-      end_ids: ids of the end tokens.
-      count: number of candidates.
-    """
-    dim = mtf.Dimension("candidate", count)
-    operation = CandidatesOperation(logits, log_probs, may_end, vocab_size, end_ids, dim)
-    return Candidates(*operation.outputs)
-
-
 class CandidatesOperation(Operation):
-    """Finds the best continuations on a split vocabulary; see `top_candidates`."""
+    """Finds the most probable extensions of sequences by one token; the outputs are `Candidates`.
+
+    The vocabulary may be split.
+    """
 
     signature = Signature(ordered=ALL, pads=True)
 
@@ -74,13 +54,23 @@ class CandidatesOperation(Operation):
         may_end: mtf.Tensor,
         vocab_size: int,
         end_ids: Sequence[int],
-        dim: mtf.Dimension,
+        count: int,
     ) -> None:
+        """Adds the operation to the graph.
+
+        Args:
+          logits: float [batch, beam, vocab].
+          log_probs: float32 [batch, beam], of the sequences; -infinity: there is no sequence.
+          may_end: booleans [batch], whether an end token may be chosen.
+          vocab_size: number of tokens; ids from this number on are padding and never chosen.
+          end_ids: ids of the end tokens.
+          count: number of candidates.
+        """
         super().__init__([logits, log_probs, may_end], name="candidates")
         self._vocab_size = vocab_size
         self._end_ids = end_ids
-        self._dim = dim
-        shape = mtf.Shape([*logits.shape.dims[:-2], dim])
+        self._count = count
+        shape = mtf.Shape([*logits.shape.dims[:-2], mtf.Dimension("candidate", count)])
         self.set_outputs((shape, tf.float32), (shape, tf.int32), (shape, tf.int32))
 
     def lower(self, lowering: Lowering) -> None:
@@ -88,13 +78,13 @@ class CandidatesOperation(Operation):
         logits, log_probs, may_end = self.inputs
         part = VocabSlice(lowering, logits)
         allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._end_ids)
-        values, ids = top_tokens(part, allowed, self._dim.size)
+        values, ids = top_tokens(part, allowed, self._count)
         count = values.shape[-1]
         gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
         batch = gathered.shape[0]
         here = log_probs_of(gathered[..., :count], gathered[..., 2 * count :])
         sums = lowering.slice(log_probs)[..., None, None] + here  # [batch, beam, parts, count]
-        best, indices = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._dim.size)
+        best, indices = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._count)
         # If few sequences are alive, candidates of probability 0 may be the vocabulary's padding.
         real = tf.minimum(as_ids(gathered[..., count : 2 * count]), self._vocab_size - 1)
         tokens = tf.reshape(real, [batch, -1])
@@ -161,14 +151,14 @@ def search(
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
         # Each of the `width` sequences has at most one candidate for each end token. So among
         # `width * (1 + end tokens)` candidates, at least `width` are unfinished.
-        continuations = top_candidates(
+        continuations = CandidatesOperation(
             logits,
             now.log_probs,
             may_end,
             model.vocab_sizes["targets"],
             options.end_ids,
             max(2, 1 + len(options.end_ids)) * beam.size,
-        )
+        ).outputs
         *advanced, parents = mtf.slicewise(
             lambda step, limits, *tensors: ranking.advance(
                 step, limits, Candidates(*tensors[:3]), _Beams(*tensors[3:])

@@ -10,7 +10,7 @@ from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
-from t2tp.decoding.sampling import choose_tokens
+from t2tp.decoding.sampling import ChooseOperation
 from t2tp.decoding.token_loop import token_loop
 from t2tp.decoding.vocab_slice import is_any
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
@@ -68,9 +68,9 @@ def greedy_or_sample(
     ) -> tuple[_Sequences, DecodeState]:
         logits, state = model.decode_step(mesh, now.previous, now.positions, state)
         may_end = mtf.greater_equal(mtf.broadcast(step, mtf.Shape([batch])), options.min_length)
-        tokens, log_probs = choose_tokens(
+        tokens, log_probs = ChooseOperation(
             logits, rows.keys, now.positions, may_end, model.vocab_sizes["targets"], options
-        )
+        ).outputs
         after = mtf.slicewise(
             partial(_advanced, options.end_ids, rows.length.size),
             [step, tokens, log_probs, rows.limits, *now],

@@ -19,35 +19,12 @@ from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
 
 
-def choose_tokens(
-    logits: mtf.Tensor,
-    keys: mtf.Tensor,
-    positions: mtf.Tensor,
-    may_end: mtf.Tensor,
-    vocab_size: int,
-    options: DecodeOptions,
-) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Chooses a token for each row: the most probable one, or a sample.
-
-    Args:
-      logits: float [batch, vocab].
-      keys: int64 [batch], keys of the rows' random numbers.
-      positions: int32 [batch], positions of the tokens to choose.
-      may_end: booleans [batch], whether one of `options.end_ids` may be chosen.
-      vocab_size: number of tokens; ids from this number on are padding and never chosen.
-      options: how to choose.
-
-    Returns:
-      tokens, int32 [batch]; and the natural logarithms of the model's probabilities of the tokens
-      (before temperature, top-k and top-p), float32 [batch].
-    """
-    operation = ChooseOperation(logits, keys, positions, may_end, vocab_size, options)
-    tokens, log_probs = operation.outputs
-    return tokens, log_probs
-
-
 class ChooseOperation(Operation):
-    """Chooses tokens on a split vocabulary; see `choose_tokens`."""
+    """Chooses a token for each row, the most probable one or a sample, from a split vocabulary.
+
+    Outputs: tokens, int32 [batch]; and the natural logarithms of the model's probabilities of the
+      tokens (before temperature, top-k and top-p), float32 [batch].
+    """
 
     signature = Signature(ordered=ALL, pads=True)
 
@@ -60,6 +37,16 @@ class ChooseOperation(Operation):
         vocab_size: int,
         options: DecodeOptions,
     ) -> None:
+        """Adds the operation to the graph.
+
+        Args:
+          logits: float [batch, vocab].
+          keys: int64 [batch], keys of the rows' random numbers.
+          positions: int32 [batch], positions of the tokens to choose.
+          may_end: booleans [batch], whether one of `options.end_ids` may be chosen.
+          vocab_size: number of tokens; ids from this number on are padding and never chosen.
+          options: how to choose.
+        """
         super().__init__([logits, keys, positions, may_end], name="choose")
         self._vocab_size = vocab_size
         self._options = options

@@ -1,5 +1,7 @@
 """Convolutions, batch norm and group norm."""
 
+from dataclasses import dataclass
+
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -13,21 +15,22 @@ from t2tp.ops.norms.group_norm import group_norm as normalized_groups
 BATCH_STATISTICS = ("moving_mean", "moving_variance")
 
 
+@dataclass(frozen=True)
 class Convolution:
     """A convolution with the variables `filters` and, optionally, `bias` in the current scope.
 
     The initial values are normal with a variance of 2 / (kernel height * kernel width * filters)
     (K. He et al., arXiv:1502.01852, section 2.2).
+
+    Attributes:
+      filters: the output channels.
+      kernel: the kernel's height and width.
     """
 
-    def __init__(
-        self, filters: mtf.Dimension, kernel: int, stride: int = 1, *, use_bias: bool = False
-    ) -> None:
-        """Sets `filters`, the output channels, and `kernel`, the kernel's height and width."""
-        self._filters = filters
-        self._kernel = kernel
-        self._stride = stride
-        self._use_bias = use_bias
+    filters: mtf.Dimension
+    kernel: int
+    stride: int = 1
+    use_bias: bool = False
 
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
         """Applies the convolution to [batch..., height, width, channels].
@@ -36,21 +39,21 @@ class Convolution:
         `t2tp.ops.conv.convolution`.
         """
         channels = x.shape.dims[-1]
-        if channels.name == self._filters.name:
+        if channels.name == self.filters.name:
             # The variable has dimensions for input and output channels, whose names must differ.
             # The renamed input channels are not split.
             x = mtf.rename_dimension(x, channels.name, f"input_{channels.name}")
             channels = x.shape.dims[-1]
-        size = self._kernel
+        size = self.kernel
         window = [mtf.Dimension("kernel_height", size), mtf.Dimension("kernel_width", size)]
-        stddev = (2.0 / (size * size * self._filters.size)) ** 0.5
+        stddev = (2.0 / (size * size * self.filters.size)) ** 0.5
         filters = variables.matrix(
-            x.mesh, "filters", [*window, channels], [self._filters], stddev, x.dtype
+            x.mesh, "filters", [*window, channels], [self.filters], stddev, x.dtype
         )
-        y = convolution(x, filters, self._stride)
-        if not self._use_bias:
+        y = convolution(x, filters, self.stride)
+        if not self.use_bias:
             return y
-        return y + variables.bias(x.mesh, "bias", [self._filters], x.dtype)
+        return y + variables.bias(x.mesh, "bias", [self.filters], x.dtype)
 
 
 def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -> mtf.Tensor:

@@ -9,7 +9,7 @@ from t2tp.layers import variables
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.linear import linear
 from t2tp.ops import activations
-from t2tp.ops.expert_network import expert_network
+from t2tp.ops.expert_network import ExpertNetworkOperation
 from t2tp.suggestions import check_known
 
 
@@ -120,7 +120,7 @@ class FeedForward:
                 weights[f"{name}_bias"] = variables.bias(
                     x.mesh, f"{name}_bias", [to], x.dtype, experts=self._experts
                 )
-        return expert_network(x, choices, gates, weights, self._mlp)
+        return ExpertNetworkOperation(x, choices, gates, weights, self._mlp).outputs[0]
 
     def _times(self, x: mtf.Tensor, name: str, to: mtf.Dimension, stddev: float) -> mtf.Tensor:
         """Multiplies by a variable: [..., d] -> [..., to]."""

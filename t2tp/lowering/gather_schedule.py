@@ -25,7 +25,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.reshape import relayout_all
-from t2tp.lowering.scatters import DeferredScatter
+from t2tp.lowering.scatters import Scatter
 from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.storage import Storage
 
@@ -118,7 +118,7 @@ class LatestActivation:
         lowered = [
             x
             for x in op.outputs
-            if x in lowering.tensors and not isinstance(lowering.tensors[x], DeferredScatter)
+            if x in lowering.tensors and not isinstance(lowering.tensors[x], Scatter)
         ]
         if lowered and not is_feature:
             self._latest, _ = lowering.partial_sum(lowered[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -17,8 +17,9 @@ from t2tp.lowering.deferred_sums import BUCKET, SMALL
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 
 
-class Scatter(NamedTuple):
-    """A reduce-scatter of a processor's partial sum.
+@dataclass(eq=False)
+class Scatter:
+    """A reduce-scatter of a processor's partial sum, executed when the slice is read, or earlier.
 
     Attributes:
       name: name of the summed tensor.
@@ -34,45 +35,27 @@ class Scatter(NamedTuple):
     axes: Sequence[int]
     shape: Sequence[int]
     finish: Callable[[tf.Tensor], tf.Tensor]
+    _scatters: Scatters | None = None
+    _result: LaidOutTensor | None = None
 
     @property
     def num_bytes(self) -> int:
         """The size of the partial sum."""
         return math.prod(self.parts.shape.as_list()) * self.parts.dtype.size
 
-
-class DeferredScatter:
-    """The slice of a sum. The sum is reduce-scattered when the slice is read, or earlier.
-
-    Attributes:
-      scatter: the reduce-scatter.
-      graph: the TensorFlow graph of the partial sum.
-    """
-
-    def __init__(self, scatters: Scatters, scatter: Scatter) -> None:
-        """Use `Scatters.defer`."""
-        self._scatters = scatters
-        self._result: LaidOutTensor | None = None
-        self.scatter = scatter
-        self.graph = scatter.parts.graph
-
     @property
     def slice_shape(self) -> list[int]:
         """The shape of the slice."""
-        return list(self.scatter.shape)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the sum has been reduce-scattered."""
-        return self._result is not None
+        return list(self.shape)
 
     def set_part(self, part: tf.Tensor) -> None:
         """Sets the processor's part of the sum."""
-        self._result = LaidOutTensor([self.scatter.finish(part)])
+        self._result = LaidOutTensor([self.finish(part)])
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
         """Returns the slice; reduce-scatters the sum first if necessary."""
         if self._result is None:
+            assert self._scatters is not None  # Only deferred reduce-scatters are read.
             self._scatters.execute(self)
         assert self._result is not None
         return self._result
@@ -83,38 +66,37 @@ class Scatters:
 
     def __init__(self, mesh_impl: SpmdMeshImpl) -> None:
         self._mesh_impl = mesh_impl
-        self._deferred: list[DeferredScatter] = []
+        self._deferred: list[Scatter] = []
 
     def accepts(self, scatter: Scatter) -> bool:
         """Whether a reduce-scatter is small enough to share a collective."""
         return scatter.num_bytes <= SMALL
 
-    def defer(self, scatter: Scatter) -> DeferredScatter:
+    def defer(self, scatter: Scatter) -> Scatter:
         """Defers a reduce-scatter until its bucket is full, or a sum of the bucket is read."""
-        deferred = DeferredScatter(self, scatter)
-        self._deferred.append(deferred)
-        if sum(each.scatter.num_bytes for each in self._together(deferred)) >= BUCKET:
-            self.execute(deferred)
-        return deferred
+        scatter._scatters = self
+        self._deferred.append(scatter)
+        if sum(each.num_bytes for each in self._together(scatter)) >= BUCKET:
+            self.execute(scatter)
+        return scatter
 
-    def execute(self, required: DeferredScatter) -> None:
+    def execute(self, required: Scatter) -> None:
         """Reduce-scatters a sum, together with all deferred ones that may share its collective."""
-        together = self._together(required)
-        self._deferred = [each for each in self._deferred if each not in together]
-        scatters = [each.scatter for each in together]
+        scatters = self._together(required)
+        self._deferred = [each for each in self._deferred if each not in scatters]
         coordinates = scatters[0].parts.shape.as_list()[: len(scatters[0].axes)]
         reduce_parts = self._mesh_impl.collectives.reduce_parts
         names = [scatter.name for scatter in scatters]
-        if len(together) == 1:
+        if len(scatters) == 1:
             required.set_part(reduce_parts(scatters[0].parts, scatters[0].axes, names))
             return
         flat = [tf.reshape(scatter.parts, [*coordinates, -1]) for scatter in scatters]
         own = reduce_parts(tf.concat(flat, axis=-1), scatters[0].axes, names)
         sizes = [x.shape[-1] for x in flat]
-        for each, part in zip(together, tf.split(own, sizes), strict=True):
+        for each, part in zip(scatters, tf.split(own, sizes), strict=True):
             each.set_part(part)
 
-    def _together(self, required: DeferredScatter) -> list[DeferredScatter]:
+    def _together(self, required: Scatter) -> list[Scatter]:
         """Returns all deferred reduce-scatters that share a collective with `required`."""
         graph = tf.compat.v1.get_default_graph()
         return [
@@ -122,10 +104,9 @@ class Scatters:
             for each in self._deferred
             if each is required
             or (
-                list(each.scatter.axes) == list(required.scatter.axes)
-                and each.scatter.parts.dtype == required.scatter.parts.dtype
+                list(each.axes) == list(required.axes)
+                and each.parts.dtype == required.parts.dtype
                 # A collective cannot join tensors from inside and outside a loop's body.
-                and each.graph is required.graph
-                and each.graph is graph
+                and each.parts.graph is required.parts.graph is graph
             )
         ]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.scatters import DeferredScatter
+from t2tp.lowering.scatters import Scatter
 from t2tp.lowering.shared_constants import shared_constants
 
 
@@ -191,5 +191,5 @@ def reduce_what_comes_from_outside(op: upstream.WhileLoopOperation, lowering: Lo
     """Reduces the deferred sums that a loop reads: before the loop, not in each iteration."""
     used = [tensor for inner in (*op._cond_ops, *op._body_ops) for tensor in inner.inputs]
     for tensor in (*used, op._cond_output, *op._body_outputs):
-        if isinstance(lowering.tensors.get(tensor), (upstream.LazyAllreduceSum, DeferredScatter)):
+        if isinstance(lowering.tensors.get(tensor), (upstream.LazyAllreduceSum, Scatter)):
             lowering.slice(tensor)

@@ -130,24 +130,12 @@ class MtfImageTransformer(AutoregressiveModel):
         # Scales initial values so that the residual stream does not grow with the depth (GPT-2,
         # section 2.3).
         scale = (2 * hparams.num_hidden_layers) ** -0.5
-        layer = Layer(
-            self._attention(
-                Heads(
-                    hparams.num_heads,
-                    hparams.d_kv,
-                    num_kv_heads=hparams.num_kv_heads,
-                    output_scale=scale,
-                )
-            ),
-            FeedForward(
-                "relu", hparams.d_ff, relu_dropout=hparams.relu_dropout, output_scale=scale
-            ),
-        )
-        return Stack(
-            [layer] * hparams.num_hidden_layers,
-            Residual(Norm("rms"), "pre", self._dropout),
-            recompute=hparams.recompute,
-        )
+        kv_heads, dropout = hparams.num_kv_heads, hparams.relu_dropout
+        heads = Heads(hparams.num_heads, hparams.d_kv, num_kv_heads=kv_heads, output_scale=scale)
+        network = FeedForward("relu", hparams.d_ff, relu_dropout=dropout, output_scale=scale)
+        layers = [Layer(self._attention(heads), network)] * hparams.num_hidden_layers
+        residual = Residual(Norm("rms"), "pre", self._dropout)
+        return Stack(layers, residual, recompute=hparams.recompute)
 
     def _attention(self, heads: Heads) -> AttentionLayer:
         hparams = self.hparams
@@ -174,15 +162,9 @@ class MtfImageTransformer(AutoregressiveModel):
 
     def _positions(self, mesh: Mesh) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns learned embeddings of rows [height, d_model] and columns [width, d_model]."""
-        stddev, dtype = self.hparams.initializer_stddev, self.activation_dtype
-        return (
-            variables.embedding(
-                mesh, "row_positions", [self._height], self._d_model, stddev, dtype
-            ),
-            variables.embedding(
-                mesh, "column_positions", [self._width], self._d_model, stddev, dtype
-            ),
-        )
+        rest = self._d_model, self.hparams.initializer_stddev, self.activation_dtype
+        rows = variables.embedding(mesh, "row_positions", [self._height], *rest)
+        return rows, variables.embedding(mesh, "column_positions", [self._width], *rest)
 
     def _check_shape(self, shape: mtf.Shape) -> None:
         sizes = shape.to_integer_list[1:]

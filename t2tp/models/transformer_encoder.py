@@ -1,6 +1,7 @@
 """Encoder-only transformer: text classification and masked language modeling."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -201,20 +202,12 @@ class TransformerEncoder(Model):
         """Returns two uniform random numbers in [0, 1) and a random token for each target."""
         mesh, shape, size = targets.mesh, targets.shape, self._num_tokens
         if examples is not None:
-            return (
-                random_by_row(examples, shape.dims[-1], "masked"),
-                random_by_row(examples, shape.dims[-1], "how masked"),
-                random_by_row(examples, shape.dims[-1], "masked by", maxval=size),
-            )
+            by_row = partial(random_by_row, examples, shape.dims[-1])
+            return by_row("masked"), by_row("how masked"), by_row("masked by", maxval=size)
         with tf1.variable_scope("masking"):
-            mask_uniform, kind_uniform = (
-                mtf.random_uniform(mesh, shape, dtype=tf.float32) for _ in range(2)
-            )
-            return (
-                mask_uniform,
-                kind_uniform,
-                mtf.random_uniform(mesh, shape, maxval=size, dtype=tf.int32),
-            )
+            uniform = partial(mtf.random_uniform, mesh, shape)
+            mask_uniform, kind_uniform = (uniform(dtype=tf.float32) for _ in range(2))
+            return mask_uniform, kind_uniform, uniform(maxval=size, dtype=tf.int32)
 
     def _hidden(
         self,
@@ -236,14 +229,8 @@ class TransformerEncoder(Model):
         """Embeds token types, integers [batch, length] -> [batch, length, d_model]."""
         hparams = self.hparams
         dim = mtf.Dimension("token_types", hparams.token_types)
-        table = variables.embedding(
-            types.mesh,
-            "type_embedding",
-            [dim],
-            self._factory.d_model,
-            hparams.initializer_stddev,
-            self._factory.dtype,
-        )
+        rest = self._factory.d_model, hparams.initializer_stddev, self._factory.dtype
+        table = variables.embedding(types.mesh, "type_embedding", [dim], *rest)
         return checked_gather(table, types, dim)
 
     def _before_logits(self, x: mtf.Tensor) -> mtf.Tensor:

@@ -31,30 +31,6 @@ _MATRICES = ("input", "gate", "output")
 _BIASES = tuple(f"{name}_bias" for name in _MATRICES)
 
 
-def expert_network(
-    x: upstream.Tensor,
-    choices: upstream.Tensor,
-    gates: upstream.Tensor,
-    weights: Mapping[str, upstream.Tensor],
-    mlp: str,
-) -> upstream.Tensor:
-    """Sums the outputs of each row's experts, weighted by their gates.
-
-    Args:
-      x: [..., d_model].
-      choices: int32 [..., k], the experts of each row. A number out of range selects no expert.
-      gates: float32 [..., k], the factors of the experts' outputs.
-      weights: the matrices by name: `input` and `gate` [experts, d_model, d_ff], and `output`
-        [experts, d_ff, d_model]. Each matrix may have a bias, such as `input_bias`, [experts, d_ff]
-        or [experts, d_model]. `gate` and the biases are optional.
-      mlp: the network's name, one of `t2tp.choices.MLPS`.
-
-    Returns:
-      a tensor like `x`.
-    """
-    return ExpertNetworkOperation(x, choices, gates, weights, mlp).outputs[0]
-
-
 class _Forward(NamedTuple):
     """A processor's forward pass: its floating-point inputs and its partial sum of the output."""
 
@@ -63,7 +39,7 @@ class _Forward(NamedTuple):
 
 
 class ExpertNetworkOperation(Operation):
-    """Applies the experts. Inputs: x, choices, gates and weights. Output: like x."""
+    """Sums the outputs of each row's experts, weighted by their gates. The output is like x."""
 
     def __init__(
         self,
@@ -73,6 +49,17 @@ class ExpertNetworkOperation(Operation):
         weights: Mapping[str, upstream.Tensor],
         mlp: str,
     ) -> None:
+        """Adds the operation to the graph.
+
+        Args:
+          x: [..., d_model].
+          choices: int32 [..., k], the experts of each row. A number out of range selects no expert.
+          gates: float32 [..., k], the factors of the experts' outputs.
+          weights: the matrices by name: `input` and `gate` [experts, d_model, d_ff], and `output`
+            [experts, d_ff, d_model]. Each matrix may have a bias, such as `input_bias`, [experts,
+            d_ff] or [experts, d_model]. `gate` and the biases are optional.
+          mlp: the network's name, one of `t2tp.choices.MLPS`.
+        """
         names = [name for name in (*_MATRICES, *_BIASES) if name in weights]
         super().__init__([x, choices, gates, *map(weights.get, names)], name="expert_network")
         self._names = names

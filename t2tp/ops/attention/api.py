@@ -97,7 +97,6 @@ def attention(
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
-    _check_options(length, memory, causal, window, soft_cap, dropout_rate, method, block_size)
     extras: dict[str, upstream.Tensor] = {}
     if segments is not None or memory_segments is not None:
         extras = _segments(q, k, segments, memory_segments)
@@ -118,6 +117,7 @@ def attention(
         has_other_values=v.shape != k.shape,
         block_size=block_size,
     )
+    _check_options(length, memory, options)
     has_kernel = options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)
     if method is None and length.size * memory.size <= _LARGEST_DENSE and not has_kernel:
         options = replace(options, method="dense")
@@ -151,16 +151,10 @@ def _check_shapes(q: upstream.Tensor, k: upstream.Tensor, v: upstream.Tensor) ->
 
 
 def _check_options(
-    length: upstream.Dimension,
-    memory: upstream.Dimension,
-    causal: bool,
-    window: int | None,
-    soft_cap: float,
-    dropout_rate: float,
-    method: str | None,
-    block_size: int | None,
+    length: upstream.Dimension, memory: upstream.Dimension, options: Options
 ) -> None:
-    if (causal or window is not None) and length.size != memory.size:
+    window, block_size = options.window, options.block_size
+    if (options.causal or window is not None) and length.size != memory.size:
         raise ValueError(
             f"attention: causal and window compare positions in q's {length} and k's {memory},"
             " which must have the same size. (Mask a separate memory with segments.)"
@@ -170,13 +164,13 @@ def _check_options(
             f"attention: window must be at least 1 (the query's own position), not {window}; None"
             " is no window."
         )
-    if soft_cap < 0:
-        raise ValueError(f"attention: soft_cap must be at least 0, not {soft_cap}.")
-    if not 0 <= dropout_rate < 1:
-        raise ValueError(f"attention: dropout_rate must be in [0, 1), not {dropout_rate}.")
-    if method not in (None, *get_args(AttentionMethod)):
+    if options.soft_cap < 0:
+        raise ValueError(f"attention: soft_cap must be at least 0, not {options.soft_cap}.")
+    if not 0 <= options.dropout_rate < 1:
+        raise ValueError(f"attention: dropout_rate must be in [0, 1), not {options.dropout_rate}.")
+    if options.method not in get_args(AttentionMethod):
         raise ValueError(
-            f"attention: method must be 'dense', 'blockwise' or 'ring', not {method!r}."
+            f"attention: method must be 'dense', 'blockwise' or 'ring', not {options.method!r}."
         )
     if block_size is not None and (block_size < 2 or block_size % 2):
         raise ValueError(f"attention: block_size must be even and above 0, not {block_size}.")
