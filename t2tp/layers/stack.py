@@ -116,7 +116,7 @@ class Stack:
         else:
             for number, layer in enumerate(self._layers):
                 x, totals = self._apply_layer(number, layer, x, forward, totals)
-        if self._residual.has_final_norm:
+        if self._residual.norm_position != "post":
             with tf1.variable_scope("final"):
                 x = self._residual.norm(x)
         return self._residual.inside(x), totals

@@ -21,6 +21,7 @@ _Block = Callable[[mtf.Tensor], mtf.Tensor]
 _Part = Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
 
 
+@dataclass(frozen=True)
 class Residual:
     """A residual connection around a block, with dropout and norms.
 
@@ -32,56 +33,46 @@ class Residual:
         both    x + output_norm(block(norm(x)))
 
     `output_norm` has its own variables, in the scope `output_norm`.
+
+    Attributes:
+      norm_position: `pre` (R. Xiong et al., arXiv:2002.04745), `post` (arXiv:1706.03762), `output`
+        (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118).
+      dropout: dropout of the block's output.
+      residual_multiplier: factor of the block's output.
+      sequence_parallel: see `t2tp.layers.sequence_parallel`.
     """
 
-    def __init__(
-        self,
-        norm: Norm,
-        norm_position: str,
-        dropout: Dropout,
-        *,
-        residual_multiplier: float = 1.0,
-        sequence_parallel: bool = False,
-    ) -> None:
-        """Sets norm, its position and dropout.
+    norm: Norm
+    norm_position: str
+    dropout: Dropout
+    residual_multiplier: float = 1.0
+    sequence_parallel: bool = False
 
-        The position is `pre` (R. Xiong et al., arXiv:2002.04745), `post` (arXiv:1706.03762),
-        `output` (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118). Dropout and the
-        multiplier apply to the block's output. For `sequence_parallel` see
-        `t2tp.layers.sequence_parallel`.
-
-        Raises:
-          ValueError: the position is unknown.
-        """
-        sentence = f"norm_position is {norm_position!r}"
-        check_known(norm_position, NORM_POSITIONS, "positions", sentence)
-        self.norm = norm
-        self.has_final_norm = norm_position != "post"
-        self._position = norm_position
-        self._dropout = dropout
-        self._multiplier = residual_multiplier
-        self._sequence_parallel = sequence_parallel
+    def __post_init__(self) -> None:
+        """Raises ValueError if the position is unknown."""
+        sentence = f"norm_position is {self.norm_position!r}"
+        check_known(self.norm_position, NORM_POSITIONS, "positions", sentence)
 
     def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:
         """Maps x [..., d_model] to the same shape, where the length has its name between blocks."""
-        y = self.inside(self.norm(x) if self._position in ("pre", "both") else x)
+        y = self.inside(self.norm(x) if self.norm_position in ("pre", "both") else x)
         y = self.between(block(y))
-        if self._position == "output":
+        if self.norm_position == "output":
             y = self.norm(y)
-        elif self._position == "both":
+        elif self.norm_position == "both":
             with tf1.variable_scope("output_norm"):
                 y = self.norm(y)
-        y = self._dropout(y, training)
-        x += y if self._multiplier == 1 else y * self._multiplier
-        return self.norm(x) if self._position == "post" else x
+        y = self.dropout(y, training)
+        x += y if self.residual_multiplier == 1 else y * self.residual_multiplier
+        return self.norm(x) if self.norm_position == "post" else x
 
     def between(self, x: mtf.Tensor) -> mtf.Tensor:
         """Renames the length of a block's output to its name between blocks."""
-        return between_blocks(x) if self._sequence_parallel else x
+        return between_blocks(x) if self.sequence_parallel else x
 
     def inside(self, x: mtf.Tensor) -> mtf.Tensor:
         """Renames the length of a block's input to its name inside blocks."""
-        return inside_blocks(x) if self._sequence_parallel else x
+        return inside_blocks(x) if self.sequence_parallel else x
 
 
 @dataclass(frozen=True)

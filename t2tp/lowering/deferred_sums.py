@@ -18,8 +18,10 @@ gradients of all norms, are collected until one of them is read or they fill a c
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -45,33 +47,31 @@ def required_values(operations: list[upstream.Operation], users: Users) -> set[u
     }
 
 
+@dataclass(eq=False)
 class DeferredSum(upstream.LazyAllreduceSum):
-    """A processor's partial sum over mesh axes, reduced at the latest when its value is read."""
+    """A processor's partial sum over mesh axes, reduced at the latest when its value is read.
 
-    def __init__(
-        self,
-        reductions: Reductions,
-        name: str,
-        parts: Sequence[tf.Tensor],
-        mesh_axes: list[int],
-        cut: tuple[str, int] | None = None,
-    ) -> None:
-        """Defers a sum over mesh axes.
+    Attributes:
+      reductions: the deferred sums of the lowering.
+      name: name of the summed tensor.
+      parts: this processor's addends, in order. Without `exact_sums` there is one.
+      mesh_axes: the mesh axes to sum over.
+      cut: with `exact_sums`, the name of the summed dimension, and the number of addends of the
+        whole sum.
+    """
 
-        `parts` are this processor's addends, in order. Without `exact_sums` there is one. With
-        `exact_sums`, `cut` is a pair: the name of the summed dimension, and the number of addends
-        of the whole sum.
-        """
-        self.mesh_impl = reductions.mesh_impl
-        self.mesh_axes = mesh_axes
-        self.add_counter_fn = None  # mesh-tensorflow reads this attribute.
-        self.parts = list(parts)
-        self.cut = cut
-        self.name = name
-        self.graph = parts[0].graph
-        self._reductions = reductions
-        self._reduced: LaidOutTensor | None = None
-        self._addend: tf.Tensor | None = None
+    reductions: Reductions
+    name: str
+    parts: Sequence[tf.Tensor]
+    mesh_axes: list[int]
+    cut: tuple[str, int] | None = None
+    _reduced: LaidOutTensor | None = None
+    add_counter_fn = None  # mesh-tensorflow reads this attribute, and `mesh_impl`.
+
+    @property
+    def mesh_impl(self) -> SpmdMeshImpl:
+        """The mesh implementation."""
+        return self.reductions.mesh_impl
 
     @property
     def laid_out_input(self) -> LaidOutTensor:
@@ -83,12 +83,10 @@ class DeferredSum(upstream.LazyAllreduceSum):
         """The shape of the slice."""
         return self.parts[0].shape.as_list()
 
-    @property
+    @functools.cached_property
     def addend(self) -> tf.Tensor:
         """This processor's partial sum."""
-        if self._addend is None:
-            self._addend = tree_sum(self.parts)
-        return self._addend
+        return tree_sum(self.parts)
 
     @property
     def is_reduced(self) -> bool:
@@ -107,7 +105,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
     def to_laid_out_tensor(self) -> LaidOutTensor:
         """Returns the sum's value; reduces it first if necessary."""
         if self._reduced is None:
-            self._reductions.reduce(self)
+            self.reductions.reduce(self)
         assert self._reduced is not None
         return self._reduced
 
@@ -189,6 +187,6 @@ class Reductions:
                 and other.mesh_axes == required.mesh_axes
                 and other.addend.dtype == required.addend.dtype
                 # Sums inside and outside of a loop's body cannot share a collective.
-                and other.graph is required.graph is graph
+                and other.parts[0].graph is required.parts[0].graph is graph
             ),
         ]

@@ -15,11 +15,16 @@ class SlotTable:
     The tensors of one dtype are elements of one TensorFlow list, slot after slot. TensorFlow passes
     a list on without copying it, and the loop has one variable for each dtype instead of one for
     each tensor.
+
+    Attributes:
+      begins_as_zeros: whether a tensor that was not set is read as zeros. Otherwise reading it is
+        an error, because its shape is read as unknown.
     """
 
     num_slots: int
     shapes: Sequence[Sequence[int]]
     dtypes: Sequence[tf.DType]
+    begins_as_zeros: bool = False
 
     def empty(self) -> list[tf.Tensor]:
         """Returns one list handle for each dtype; all slots are empty. Without slots: []."""
@@ -61,10 +66,11 @@ class SlotTable:
             elements = self._elements(slot, len(same))
             for number, element in zip(same, elements, strict=True):
                 if number in numbers:
+                    shape = list(self.shapes[number]) if self.begins_as_zeros else -1
                     value = tf.raw_ops.TensorListGetItem(
                         input_handle=handle,
                         index=element,
-                        element_shape=self._shape_if_unset(number),
+                        element_shape=tf.constant(shape, tf.int32),
                         element_dtype=dtype,
                     )
                     value.set_shape(self.shapes[number])
@@ -80,15 +86,6 @@ class SlotTable:
                 tensor=tf.zeros([count, 0], dtype),
                 indices=slot * count + tf.range(count),
             )
-
-    def _shape_if_unset(self, number: int) -> tf.Tensor:
-        """Returns -1, an unknown shape.
-
-        With it, reading a tensor that was not set is an error. With the real shape, TensorFlow
-        would return zeros.
-        """
-        del number
-        return tf.constant(-1)
 
     @staticmethod
     def _elements(slot: tf.Tensor | int, count: int) -> Sequence[tf.Tensor | int]:
@@ -112,6 +109,8 @@ class SumTable(SlotTable):
 
     A branch that adds to a few sums returns one list for each dtype, instead of all sums.
     """
+
+    begins_as_zeros: bool = True
 
     def add(self, handles: list[tf.Tensor], number: int, addend: tf.Tensor) -> None:
         """Adds to a sum; replaces its handle.
@@ -137,6 +136,3 @@ class SumTable(SlotTable):
         ]
         sums = add_to_tree(leaf, self.read(handles, 0, places), [*addends.values()], size)
         self.write(handles, 0, dict(zip(places, sums, strict=True)))
-
-    def _shape_if_unset(self, number: int) -> tf.Tensor:
-        return tf.constant(list(self.shapes[number]), tf.int32)

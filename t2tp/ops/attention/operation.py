@@ -12,7 +12,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.head_tail import CONSECUTIVE, Order
-from t2tp.lowering.operation import Operation, dims_of
+from t2tp.lowering.operation import GradientOperation, Operation, dims_of
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import head_and_tail
@@ -126,16 +126,35 @@ class AttentionOperation(Operation):
         return 2 * size * min(memory, self._options.window or memory)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
-        inputs = [*self.inputs, *self.outputs, grad_ys[0]]
-        backward = AttentionGradOperation(inputs, len(self.outputs), self._options, self._rng_name)
+        names = self._options.extras
+        trained = [name for name in _TRAINED if name in names]
+        # The gradient of the bias table is a sum over the batch. `lower` adds it up in the parts of
+        # `exact_sums`.
+        has_parts = "sinks" not in trained and self.inputs[0].shape.dims[0].name == "batch"
+        backward = AttentionGradOperation(
+            "attention_grad",
+            self,
+            [*self.inputs, *self.outputs, grad_ys[0]],
+            *self.inputs[:3],
+            *(self.inputs[3 + names.index(name)] for name in trained),
+            combined=() if has_parts or not trained else ALL,
+            whole=(),
+            cost="attention_grad",
+        )
+        backward.chooses_orders = self.chooses_orders
         backward.rng_dependency = self.rng_dependency
-        extras: dict[str, upstream.Tensor | None] = dict.fromkeys(self._options.extras)
-        trained = [name for name in _TRAINED if name in extras]
+        extras: dict[str, upstream.Tensor | None] = dict.fromkeys(names)
         extras |= zip(trained, backward.outputs[3:], strict=True)
         return [*backward.outputs[:3], *extras.values()]
 
     def is_local(self, layout: Layout) -> bool:
-        return _is_local(self, layout)
+        """Whether processors have all keys of their queries, and sum no gradient over axes."""
+        (heads, length, _), (kv_heads, memory, _) = (x.shape.dims[-3:] for x in self.inputs[:2])
+        heads_axis, length_axis, kv_heads_axis, memory_axis = (
+            layout.axis_index(dim.name) for dim in (heads, length, kv_heads, memory)
+        )
+        is_whole = length_axis is None and memory_axis is None and heads_axis == kv_heads_axis
+        return is_whole and not {*_TRAINED} & {*self._options.extras}
 
     def check_layout(self, layout: Layout) -> None:
         """Rejects layouts for which attention has no exact sums."""
@@ -181,45 +200,15 @@ class AttentionOperation(Operation):
             lowering.orders.set(output, part.order)
 
 
-def _is_local(op: AttentionOperation | AttentionGradOperation, layout: Layout) -> bool:
-    """Whether each processor has all keys of its queries, and no gradient is a sum over axes."""
-    (heads, length, _), (kv_heads, memory, _) = (x.shape.dims[-3:] for x in op.inputs[:2])
-    heads_axis, length_axis, kv_heads_axis, memory_axis = (
-        layout.axis_index(dim.name) for dim in (heads, length, kv_heads, memory)
-    )
-    is_whole = length_axis is None and memory_axis is None and heads_axis == kv_heads_axis
-    return is_whole and not {*_TRAINED} & {*op._options.extras}
-
-
-class AttentionGradOperation(Operation):
+class AttentionGradOperation(GradientOperation):
     """Computes the gradient of attention.
 
-    Inputs: the inputs of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
+    Inputs: the inputs and outputs of attention, and the gradient w.r.t. the result.
     Outputs: the gradients w.r.t. q, k, v and, if they are inputs, the bias table and the sinks.
     """
 
-    def __init__(
-        self, inputs: Sequence[upstream.Tensor], num_outputs: int, options: Options, rng_name: str
-    ) -> None:
-        """Uses the dropout mask of the operation named `rng_name`."""
-        super().__init__(list(inputs), name="attention_grad")
-        self.chooses_orders = options.is_blockwise
-        self._num_outputs = num_outputs
-        self._options = options
-        self._rng_name = rng_name
-        trained = [name for name in _TRAINED if name in options.extras]
-        # The gradient of the bias table is a sum over the batch. `lower` adds it up in the parts of
-        # `exact_sums`.
-        has_parts = "sinks" not in trained and inputs[0].shape.dims[0].name == "batch"
-        is_exact = has_parts or not trained
-        self.signature = Signature(
-            combined=() if is_exact else ALL, ordered=ALL, cost="attention_grad"
-        )
-        extras = (inputs[3 + options.extras.index(name)] for name in trained)
-        self.set_outputs(*inputs[:3], *extras)
-
     def is_local(self, layout: Layout) -> bool:
-        return _is_local(self, layout)
+        return self.forward.is_local(layout)
 
     def check_layout(self, layout: Layout) -> None:
         """Rejects layouts and lengths that `exact_sums` does not support.
@@ -230,7 +219,7 @@ class AttentionGradOperation(Operation):
         heads, kv_heads = (x.shape.dims[-3].name for x in self.inputs[:2])
         lengths = [x.shape.dims[-2].size for x in self.inputs[:2]]
         is_odd = any(length % VECTOR for length in lengths)
-        if layout.exact_sums and "bias_table" in self._options.extras and is_odd:
+        if layout.exact_sums and "bias_table" in self.forward._options.extras and is_odd:
             raise layout.inexact(
                 self.name,
                 f"with position=relative needs lengths of a multiple of {VECTOR}, not"
@@ -244,17 +233,17 @@ class AttentionGradOperation(Operation):
             )
 
     def lower(self, lowering: Lowering) -> None:
-        part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
-        *outputs, dy = (
-            lowering.slice_in_order(x, part.order) for x in self.inputs[-1 - self._num_outputs :]
-        )
+        options: Options = self.forward._options
+        part = _AttentionSlice(lowering, self.inputs, options, self.forward._rng_name)
+        results = self.inputs[-1 - len(self.forward.outputs) :]
+        *outputs, dy = (lowering.slice_in_order(x, part.order) for x in results)
         y, kept, *rounding = outputs
         if rounding and part.target is None:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         y, dy = part.with_one_batch(y), part.with_one_batch(dy)
         kept = reshaped(kept, [*y.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
         of_y = y
-        if self._options.is_blockwise and part.target is None:
+        if options.is_blockwise and part.target is None:
             of_y = blockwise.mean_weight_gradient(y, dy)
         by_query = [*zip(part.qs, *(part.cut(x) for x in (of_y, kept, dy)), strict=True)]
         computed, d_memory = self._computed(part, by_query)
@@ -284,7 +273,7 @@ class AttentionGradOperation(Operation):
         if sinks is not None:
             # The gradient w.r.t. a logit is `weight * (dy * value - mean_weight_gradient)`. The
             # value of a sink is 0.
-            if self._options.is_blockwise:
+            if options.is_blockwise:
                 weights, mean = tf.exp(sinks[:, None] - kept), of_y
             else:
                 weights = 1.0 - tf.reduce_sum(tf.cast(kept, tf.float32), -1)
@@ -302,7 +291,7 @@ class AttentionGradOperation(Operation):
             ((q, y, log, dy),), mask = by_query, part.terms[0].mask
             grads = cudnn.backward(q, part.k, part.v, y, log, dy, mask, part.target)
             return [grads], (grads.k, grads.v)
-        if self._options.is_blockwise:
+        if self.forward._options.is_blockwise:
             return blockwise.backward(by_query, part.k, part.v, part.terms)
         ((q, y, weights, dy),), (terms,) = by_query, part.terms
         grads = dense.backward(q, part.k, part.v, y, weights, dy, terms)
