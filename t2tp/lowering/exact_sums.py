@@ -106,7 +106,7 @@ class _RowExchange(NamedTuple):
         return self.collectives.allgather(x, self.axis, rows)
 
 
-@dataclass
+@dataclass(eq=False)
 class PartLowering:
     """Lowers one operation for one part of one dimension.
 
