@@ -159,7 +159,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
     def axes_of(self, dims: Iterable[upstream.Dimension]) -> list[int]:
         """Returns the indices of the axes (single or joint) that split these dimensions, sorted."""
-        return sorted({self.layout.axis_index(dim.name) for dim in dims} - {None})
+        indices = {self.layout.axis_index(dim.name) for dim in dims}
+        return sorted(index for index in indices if index is not None)
 
     def tensor_layout(self, arg: upstream.Tensor | upstream.Shape) -> upstream.TensorLayout:
         """Returns the axis that splits each dimension of a tensor or shape."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -24,7 +25,7 @@ class SlotTable:
     num_slots: int
     shapes: Sequence[Sequence[int]]
     dtypes: Sequence[tf.DType]
-    begins_as_zeros: bool = False
+    begins_as_zeros: ClassVar[bool] = False
 
     def empty(self) -> list[tf.Tensor]:
         """Returns one list handle for each dtype; all slots are empty. Without slots: []."""
@@ -110,7 +111,7 @@ class SumTable(SlotTable):
     A branch that adds to a few sums returns one list for each dtype, instead of all sums.
     """
 
-    begins_as_zeros: bool = True
+    begins_as_zeros = True
 
     def add(self, handles: list[tf.Tensor], number: int, addend: tf.Tensor) -> None:
         """Adds to a sum; replaces its handle.

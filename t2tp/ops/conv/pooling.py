@@ -76,7 +76,8 @@ class MaxPoolGradOperation(GradientOperation):
 
     def lower(self, lowering: Lowering) -> None:
         x, y, dy = (lowering.slice(tensor) for tensor in self.inputs)
-        mesh_impl, windows = lowering.mesh_impl(self), self.forward._windows
+        mesh_impl = lowering.mesh_impl(self)
+        windows: tuple[Window, Window] = self.forward._windows
         halo, y, dy = _with_halo(mesh_impl, windows, x), with_one_batch(y), with_one_batch(dy)
         if mesh_impl.target.compiles_step:
             dx = _gradient_of_first_maxima(halo, y, dy, windows)
