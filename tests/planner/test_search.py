@@ -95,9 +95,7 @@ def test_the_estimate_that_chooses_what_to_lower_is_near_the_plan(case):
     hparams.parse(values)
     hparams.parse(f"batch_size={rows},batch_size_unit=sequences_per_batch,max_length=2048")
     wanted = request("transformer_lm", hparams, vocab_size=32000)
-    # With the stack t2tp the estimate is up to 40 % too low: it knows neither fragmentation nor
-    # the kernels that XLA lacks. The search corrects it, class by class.
-    cluster = ClusterFile.load("h100", "fsdp")
+    cluster = ClusterFile.load("h100")
     estimate = Search(wanted, cluster, candidate.data * candidate.model, rows).estimate
     plan = dataclasses.replace(wanted, hparams=candidate.applied(hparams)).plan(cluster)
     assert estimate.memory(candidate, rows) == pytest.approx(plan.memory_total, rel=0.1)
