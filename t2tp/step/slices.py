@@ -122,7 +122,7 @@ def _attention(
     """Returns sizes, FLOPs and details of attention or its gradient."""
     q, k = op.inputs[:2]
     *outer, length, d_kv = layout.slice_size(q.shape)
-    options = op._options
+    options = (op if is_forward else op.forward)._options
     keys = min(k.shape.dims[-2].size, options.window or k.shape.dims[-2].size)
     sizes = (math.prod(outer), length, keys, d_kv)
     # Blockwise attention computes the scores again in the backward pass.
