@@ -32,16 +32,21 @@ DIMENSIONS = ("batch", "height", "width", "channels")
 
 @dataclass(frozen=True, eq=False)
 class PixelField:
-    """Images stored as pixels: [batch, height, width, channels].
+    """Images: [batch, height, width, channels].
 
     Attributes:
+      column: the stored images.
       shape: height, width and channels.
       scale: divisor of the values, to read float32 from 0 to 1; None: read int32.
+      decode: converts a stored image to uint8 [height, width, channels].
+      in_threads: whether to decode the images of a batch in parallel.
     """
 
     column: Column
     shape: tuple[int, int, int]
     scale: float | None
+    decode: Callable[[np.ndarray], np.ndarray]
+    in_threads: bool = False
 
     @property
     def spec(self) -> FeatureSpec:
@@ -49,35 +54,22 @@ class PixelField:
         return pixel_spec(self.scale)
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
-        """Reads slices of the images of rows."""
-        size = int(np.prod(self.shape))
-        images = np.zeros((len(rows), *self.shape), np.uint8)
-        for index, row in enumerate(rows.tolist()):
-            if row != EMPTY:
-                images[index] = self.column.span(row * size, (row + 1) * size).reshape(self.shape)
-        return finish(images[(slice(None), *parts)], self.scale)
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedPixelField(PixelField):
-    """Images stored compressed: [batch, height, width, channels].
-
-    `column` has the bytes of the image files, and `decode` decodes them.
-    """
-
-    decode: Callable[[bytes], np.ndarray]
-
-    def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads slices of the images of rows; decodes the full images."""
         images = np.zeros((len(rows), *self.shape), np.uint8)
 
         def decode(index: int) -> None:
             if rows[index] != EMPTY:
-                images[index] = self.decode(self.column.example(int(rows[index])).tobytes())
+                images[index] = self.decode(self.column.example(int(rows[index])))
 
         # Pillow releases the GIL while it decodes, so that threads run in parallel.
-        deque(_decoders().map(decode, range(len(rows))), maxlen=0)
-        return finish(images[(slice(None), *parts)], self.scale)
+        each = _decoders().map if self.in_threads else map
+        deque(each(decode, range(len(rows))), maxlen=0)
+        values = images[(slice(None), *parts)]
+        return (
+            values.astype(INT)
+            if self.scale is None
+            else values.astype(FLOAT) / FLOAT.type(self.scale)
+        )
 
 
 @cache
@@ -89,11 +81,6 @@ def _decoders() -> ThreadPoolExecutor:
 def pixel_spec(scale: float | None) -> FeatureSpec:
     """Returns the spec of images."""
     return FeatureSpec(DIMENSIONS, INT if scale is None else FLOAT)
-
-
-def finish(values: np.ndarray, scale: float | None) -> np.ndarray:
-    """Converts values to the feature's dtype and scale."""
-    return values.astype(INT) if scale is None else values.astype(FLOAT) / FLOAT.type(scale)
 
 
 class ImageProblem(Problem):
@@ -144,11 +131,7 @@ class ImageProblem(Problem):
 
     def image_field(self, column: Column, scale: float | None) -> PixelField:
         """Returns the field that reads the images; `scale` as for `PixelField`."""
-        if self.stored_as_jpeg:
-            return EncodedPixelField(
-                column, self.image_shape, scale, lambda file: _from_jpeg(file, self.image_shape)
-            )
-        return PixelField(column, self.image_shape, scale)
+        return PixelField(column, self.image_shape, scale, self._image, self.stored_as_jpeg)
 
 
 class Image2ClassProblem(ImageProblem):

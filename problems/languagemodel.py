@@ -3,9 +3,8 @@
 The only stored column is `targets`: the tokens of the documents, with EOS after each document.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from t2tp.hparam import HParams
 from t2tp.problems.data.batch_stream import Batch
 from t2tp.problems.data.packing import FEATURES, PackedWindows
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
-from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.problem import AnyPath
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
@@ -28,20 +26,13 @@ class LanguageModelProblem(TextProblem):
 
     metric_names = ("loss", "accuracy", "neg_log_perplexity", "perplexity", "bits_per_byte")
     features = FEATURES
+    token_columns = {"text": "targets"}
 
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()
         options.add("separate_documents", True, help="attention stops at the ends of documents")
         return options
-
-    def texts(self, sample: Sample) -> list[str]:
-        """Returns the document."""
-        return [text_of(sample, "text")]
-
-    def columns(self, directory: Path) -> dict[str, np.dtype]:
-        """Returns the dtype of the tokens."""
-        return {"targets": token_dtype(len(load_vocabulary(directory)))}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
         """Returns the encoder of a document; empty documents are skipped."""
@@ -58,15 +49,6 @@ class LanguageModelProblem(TextProblem):
             return StoredExample({"targets": ids}, len(text.encode("utf-8")))
 
         return encode
-
-    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns the decoder of a document."""
-        vocabulary = load_vocabulary(directory)
-        return lambda columns: {"text": vocabulary.decode(columns["targets"])}
-
-    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens."""
-        return {"targets": len(self.vocabulary(data_dir))}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> PackedWindows:
         """Returns the windows of a split; see `Problem.examples`."""

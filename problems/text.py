@@ -1,19 +1,20 @@
 """The base class of problems with text: it trains a vocabulary on the texts of the train split."""
 
-import abc
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from absl import logging
 
 from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
 from t2tp.problems.data.manifest import Manifest
-from t2tp.problems.data.sample import Sample
+from t2tp.problems.data.sample import Sample, text_of
 from t2tp.problems.data.sample_digest import TEXTS_NOTE, ChangedSourcesError, DigestedTexts
+from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.vocab.characters import CharacterVocabulary, count_characters
@@ -38,6 +39,7 @@ class TextProblem(Problem):
         always have 259 tokens.
       subword_model: "bpe" or "unigram".
       normalization: "none", or for sub-words also "nfkc" or "nmt_nfkc".
+      token_columns: name of a text in a sample -> the stored column with the text's tokens.
 
     Options:
         vocab_size: overrides `vocabulary_size`; it is an error if the texts allow fewer tokens.
@@ -49,6 +51,7 @@ class TextProblem(Problem):
     vocabulary_size: ClassVar[int] = 8192
     subword_model: ClassVar[str] = "bpe"
     normalization: ClassVar[str] = "none"
+    token_columns: ClassVar[Mapping[str, str]]
     making_options: tuple[str, ...] = ("vocab_size", "vocabulary_from")
 
     def default_options(self) -> HParams:
@@ -79,9 +82,23 @@ class TextProblem(Problem):
             return changed
         return "; ".join(filter(None, [changed, f"the vocabulary in {source}"]))
 
-    @abc.abstractmethod
     def texts(self, sample: Sample) -> list[str]:
         """Returns the texts of a sample, on which the vocabulary is trained."""
+        return [text_of(sample, name) for name in self.token_columns]
+
+    def columns(self, directory: Path) -> dict[str, np.dtype]:
+        """Returns the dtype of the tokens."""
+        dtype = token_dtype(len(load_vocabulary(directory)))
+        return dict.fromkeys(self.token_columns.values(), dtype)
+
+    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+        """Returns the decoder of the texts."""
+        decode, names = load_vocabulary(directory).decode, self.token_columns
+        return lambda columns: {name: decode(columns[each]) for name, each in names.items()}
+
+    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
+        """Returns the number of tokens, the same for all texts."""
+        return dict.fromkeys(self.token_columns.values(), len(self.vocabulary(data_dir)))
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the vocabulary; see `Problem.make_vocabulary`."""

@@ -16,14 +16,16 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.preparable import WrongOptionError
 from t2tp.problems.prepare.prepared import datagen_command
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.sources.source_changes import changed_sources, named, write_sources
 from t2tp.problems.sources.user_files import (
     LineRange,
     Paragraphs,
+    changed_sources,
     find_files,
     fingerprint,
     json_names,
+    named,
     read_file,
+    write_sources,
 )
 from t2tp.problems.text_to_text import Text2TextProblem
 
@@ -191,7 +193,7 @@ class FileProblem(Problem):
         return {"files": len(files), "fingerprint": fingerprint(files)}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Records the state of the files; see `sources/source_changes.py`."""
+        """Records the state of the files; see `write_sources`."""
         self._report_taken()
         options = self._file_options_given(self.splits)
         write_sources(directory, [self.options.get(name) for name in options])

@@ -21,21 +21,6 @@ def chrf(predictions: Texts, references: Texts) -> float:
     return _sacrebleu().corpus_chrf(list(predictions), [list(references)]).score
 
 
-def rouge1(predictions: Texts, references: Texts) -> float:
-    """Computes ROUGE-1: the mean F1 of single words, 0 to 100."""
-    return _rouge("rouge1", predictions, references)
-
-
-def rouge2(predictions: Texts, references: Texts) -> float:
-    """Computes ROUGE-2: the mean F1 of pairs of words, 0 to 100."""
-    return _rouge("rouge2", predictions, references)
-
-
-def rouge_l(predictions: Texts, references: Texts) -> float:
-    """Computes ROUGE-L over sentences, one per line ("rougeLsum"), 0 to 100."""
-    return _rouge("rougeLsum", predictions, references)
-
-
 def word_f1(predictions: Texts, references: Texts) -> float:
     """Computes the mean F1 of the words that prediction and reference share, 0 to 100.
 
@@ -55,9 +40,10 @@ def exact_match(predictions: Texts, references: Texts) -> float:
 SCORES: dict[str, Callable[[Texts, Texts], float]] = {
     "bleu": bleu,
     "chrf": chrf,
-    "rouge1": rouge1,
-    "rouge2": rouge2,
-    "rouge_l": rouge_l,
+    "rouge1": lambda *texts: rouge("rouge1", *texts),
+    "rouge2": lambda *texts: rouge("rouge2", *texts),
+    # Over sentences, one per line.
+    "rouge_l": lambda *texts: rouge("rougeLsum", *texts),
     "word_f1": word_f1,
     "exact_match": exact_match,
 }
@@ -84,7 +70,8 @@ def _sacrebleu() -> Any:
     return sacrebleu
 
 
-def _rouge(kind: str, predictions: Texts, references: Texts) -> float:
+def rouge(kind: str, predictions: Texts, references: Texts) -> float:
+    """Computes ROUGE, the mean F1 of words, pairs of words or subsequences, 0 to 100."""
     with optional_import("ROUGE is scored by rouge-score: pip install -e '.[text]'"):
         from rouge_score.rouge_scorer import RougeScorer
     scorer = RougeScorer([kind], use_stemmer=True)

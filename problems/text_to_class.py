@@ -18,7 +18,6 @@ from t2tp.problems.data.fields import (
 from t2tp.problems.data.row_layout import RowTexts, one_per_row, truncated
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, StoredExample, text_of
-from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.problem import AnyPath
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
@@ -32,18 +31,12 @@ class Text2ClassProblem(TextProblem):
     """
 
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity")
+    token_columns = {"inputs": "inputs"}
     features = token_specs("inputs") | {"targets": NumberField.spec, "weights": WeightField.spec}
-
-    def texts(self, sample: Sample) -> list[str]:
-        """Returns the text."""
-        return [text_of(sample, "inputs")]
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtypes of the tokens and of the class."""
-        return {
-            "inputs": token_dtype(len(load_vocabulary(directory))),
-            "targets": np.dtype(np.int32),
-        }
+        return {**super().columns(directory), "targets": np.dtype(np.int32)}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
         """Returns the encoder of a text and its class; unknown classes are an error."""
@@ -61,15 +54,12 @@ class Text2ClassProblem(TextProblem):
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
         """Returns the decoder of the text and its class."""
-        vocabulary = load_vocabulary(directory)
-        return lambda columns: {
-            "inputs": vocabulary.decode(columns["inputs"]),
-            "label": int(columns["targets"][0]),
-        }
+        decode = super().decoder(directory)
+        return lambda columns: {**decode(columns), "label": int(columns["targets"][0])}
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the numbers of tokens and of classes."""
-        return {"inputs": len(self.vocabulary(data_dir)), "targets": len(self.class_names)}
+        return {**super().vocab_sizes(data_dir), "targets": len(self.class_names)}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns all texts of a split; texts that are too long are truncated."""

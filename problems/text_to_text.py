@@ -5,7 +5,6 @@ The stored columns are `inputs` and `targets`: token ids that end with EOS.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from t2tp.problems.data.fields import Field, FieldSource, token_fields, token_sp
 from t2tp.problems.data.row_layout import RowTexts, bucketed, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
-from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.metrics import TEXT_METRICS
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text import TextProblem
@@ -102,22 +100,14 @@ class Text2TextProblem(TextProblem, PairProblem):
     """Text to text with one vocabulary for both. A sample has "inputs" and "targets"."""
 
     decode_metric_names: tuple[str, ...] = ("bleu", "chrf")
-
-    def texts(self, sample: Sample) -> list[str]:
-        """Returns both texts."""
-        return [text_of(sample, "inputs"), text_of(sample, "targets")]
-
-    def columns(self, directory: Path) -> dict[str, np.dtype]:
-        """Returns the dtype of the tokens."""
-        dtype = token_dtype(len(load_vocabulary(directory)))
-        return {"inputs": dtype, "targets": dtype}
+    token_columns = {"inputs": "inputs", "targets": "targets"}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
         """Returns the encoder of both texts; pairs with an empty side are skipped."""
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
-            texts = {name: text_of(sample, name) for name in ("inputs", "targets")}
+            texts = {name: text_of(sample, name) for name in self.token_columns}
             if not all(texts.values()):
                 raise SkippedSampleError("a side is empty")
             columns = {
@@ -129,16 +119,6 @@ class Text2TextProblem(TextProblem, PairProblem):
             )
 
         return encode
-
-    def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns the decoder of both texts."""
-        vocabulary = load_vocabulary(directory)
-        return lambda columns: {name: vocabulary.decode(ids) for name, ids in columns.items()}
-
-    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens, the same for inputs and targets."""
-        size = len(self.vocabulary(data_dir))
-        return {"inputs": size, "targets": size}
 
 
 def _source(pair: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSource:

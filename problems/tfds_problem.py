@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
@@ -50,16 +48,14 @@ class TfdsProblem(TfdsSource, Problem):
             the split of the same name, or 5 % of train if there is none. Default splits exclude
             the examples that other options name, so that no example is in two splits.
         height, width: size to which images are scaled and cropped; 0: the dataset's size.
+
+    `feature_options` maps the names in a sample to the options that name the features.
     """
 
+    feature_options: ClassVar[Mapping[str, str]]
     making_options: tuple[str, ...] = (
-        "inputs",
-        "targets",
-        "train",
-        "validation",
-        "test",
-        "height",
-        "width",
+        *("inputs", "targets", "train", "validation", "test"),
+        *("height", "width"),
     )
 
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
@@ -68,6 +64,10 @@ class TfdsProblem(TfdsSource, Problem):
         super().__init__(options)
         inputs, targets = chosen_features(info, self.options.inputs, self.options.targets)
         self.options.inputs, self.options.targets = inputs or _NONE, targets
+        options_of = self.feature_options
+        self.sample_features = {name: self.options.get(each) for name, each in options_of.items()}
+        if "label" in self.sample_features:
+            self.class_names = tuple(flat_features(info)[targets].names)
 
     @property
     def name(self) -> str:
@@ -98,78 +98,54 @@ class TfdsProblem(TfdsSource, Problem):
 class TfdsText2Text(TfdsProblem, Text2TextProblem):
     """Text to text."""
 
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the two features."""
-        return {"inputs": example[self.options.inputs], "targets": example[self.options.targets]}
+    feature_options = {"inputs": "inputs", "targets": "targets"}
 
 
 class TfdsLanguageModel(TfdsProblem, LanguageModelProblem):
     """Language modelling."""
 
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the text."""
-        return {"text": example[self.options.targets]}
+    feature_options = {"text": "targets"}
 
 
 class TfdsText2Class(TfdsProblem, Text2ClassProblem):
     """Text to class."""
 
-    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
-        super().__init__(dataset, info, options)
-        self.class_names = tuple(flat_features(info)[self.options.targets].names)
-
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the two features."""
-        return {"inputs": example[self.options.inputs], "label": int(example[self.options.targets])}
+    feature_options = {"inputs": "inputs", "label": "targets"}
 
 
 class _AnyImage(TfdsProblem, ImageProblem):
     """Base class of image problems."""
 
-    _feature: str
-
-    def _take_shape(self, info: tfds.core.DatasetInfo, feature: str) -> None:
-        height, width, channels = flat_features(info)[feature].shape
+    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
+        super().__init__(dataset, info, options)
+        height, width, channels = flat_features(info)[self.sample_features["image"]].shape
         height, width = self.options.height or height, self.options.width or width
         if None in (height, width, channels):
             raise ValueError(
                 f"the images of {self.name} have no fixed size: name the size to scale them "
                 "and cut to, as in height=64,width=64"
             )
-        self._feature = feature
         self.image_shape = (height, width, channels)
         self.stored_as_jpeg = height * width > _LARGEST_PLAIN
 
-    def _scaled(self, example: Mapping[str, Any]) -> np.ndarray:
-        image = example[self._feature]
-        if image.shape == self.image_shape:
-            return image
-        return shrink_to_cover(image, *self.image_shape[:2])
+    def sample(self, example: Mapping[str, Any]) -> Sample:
+        """Returns the features, with the image scaled."""
+        sample = super().sample(example)
+        if sample["image"].shape == self.image_shape:
+            return sample
+        return {**sample, "image": shrink_to_cover(sample["image"], *self.image_shape[:2])}
 
 
 class TfdsImage2Class(_AnyImage, Image2ClassProblem):
     """Image to class."""
 
-    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
-        super().__init__(dataset, info, options)
-        self.class_names = tuple(flat_features(info)[self.options.targets].names)
-        self._take_shape(info, self.options.inputs)
-
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the two features."""
-        return {"image": self._scaled(example), "label": int(example[self.options.targets])}
+    feature_options = {"image": "inputs", "label": "targets"}
 
 
 class TfdsImageGeneration(_AnyImage, ImageGenerationProblem):
     """Image generation."""
 
-    def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
-        super().__init__(dataset, info, options)
-        self._take_shape(info, self.options.targets)
-
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the image."""
-        return {"image": self._scaled(example)}
+    feature_options = {"image": "targets"}
 
 
 # (type of the inputs, type of the targets) -> family

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from t2tp import registry
+from t2tp.checkpoint.reading import RunWeights
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import CheckpointMismatchError, load
-from t2tp.checkpoint.weights import RunWeights
 from t2tp.hparam import HParams
 from t2tp.models.model import Model
 from t2tp.problems.vocab.vocabulary import Vocabulary

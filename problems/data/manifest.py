@@ -27,7 +27,7 @@ FILE_NAME = "manifest.json"
 # A copy of the options, to generate the data again if the manifest is lost.
 OPTIONS_FILE = "options.json"
 
-# The state of the user's files when the data were made; see `sources/source_changes.py`.
+# The state of the user's files when the data were made; see `sources/user_files.py`.
 SOURCES_FILE = "sources.json"
 
 # Files that describe the data and do not change the data's digest.

@@ -71,7 +71,7 @@ def build(
       ModuleNotFoundError: Apache Beam is required and not installed.
     """
     if settings.beam is not None:
-        settings.beam.check_installed()
+        settings.beam.check()
     problem.data_dependencies()  # raises early if the options are wrong
     with atomic_directory.exclusive_build(directory):
         if directory.exists() and not overwrite:

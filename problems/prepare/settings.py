@@ -24,10 +24,19 @@ class BeamSettings:
     runner: str
     options: Sequence[str] = ()
 
-    def check_installed(self) -> None:
-        """Raises ModuleNotFoundError, with the remedy, if Apache Beam is not installed."""
+    def check(self) -> None:
+        """Raises ModuleNotFoundError if Apache Beam is not installed; checks the options.
+
+        Raises:
+          ValueError: the options ask for processes of this host.
+        """
         if find_spec("apache_beam") is None:
             raise ModuleNotFoundError("--beam_runner needs Apache Beam: pip install -e '.[beam]'")
+        if self.runner == "DirectRunner" and "multi_processing" in " ".join(self.options):
+            raise ValueError(
+                "beam_pipeline_options: multi_processing starts processes of this host: leave out"
+                " --beam_runner, and give their number by --num_workers"
+            )
 
 
 _beam: ContextVar[BeamSettings | None] = ContextVar("beam", default=None)

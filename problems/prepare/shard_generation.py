@@ -137,14 +137,11 @@ def make_shards(
         total // _SHARD_SAMPLES,
     )
 
-    def is_made(job: _Job) -> bool:
-        return not job.made_from and bool(finished(directory, job.name))
-
     with ProgressBar(total, f"encoding {problem.name}") as progress:
         if settings.beam is not None and todo:
             from t2tp.problems.prepare.beam_shards import make_with_beam  # An optional dependency.
 
-            make_with_beam(builder, todo, directory, settings.beam, is_made)
+            make_with_beam(builder, todo, directory, settings.beam)
         elif num_workers > 1:
             make_in_processes(
                 builder,
@@ -152,7 +149,7 @@ def make_shards(
                 num_workers,
                 progress,
                 num_bad=lambda: sum(_num_bad(directory, job) for job in jobs),
-                is_made=is_made,
+                is_made=lambda job: not job.made_from and bool(finished(directory, job.name)),
             )
         else:
             report = _LocalReport(progress, num_bad)

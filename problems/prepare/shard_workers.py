@@ -22,10 +22,6 @@ from t2tp.quiet import quiet_import
 _DEATHS = 3
 
 
-class WorkerDeathError(Exception):
-    """A worker process was killed."""
-
-
 class SampleReport(Protocol):
     """Counts the samples of all shards."""
 
@@ -80,42 +76,20 @@ def make_in_processes(
     Raises:
       ChildProcessError: workers were killed three times without finishing a shard in between.
     """
-    total = sum(job.size for job in jobs)
-
-    def make(left: Sequence[Any]) -> None:
-        done_before = total - sum(job.size for job in left)
-        _make_until_death(builder, left, num_workers, progress, done_before, num_bad())
-
-    repeat_after_deaths(make, jobs, is_made, f"--num_workers={num_workers}")
-
-
-def repeat_after_deaths(
-    make: Callable[[Sequence[Any]], None],
-    jobs: Sequence[Any],
-    is_made: Callable[[Any], bool],
-    workers_flag: str,
-) -> None:
-    """Carries out jobs; after the death of a worker, repeats the jobs that are not finished.
-
-    `make` raises WorkerDeathError when a worker is killed. `is_made` returns whether the shard of a
-    job is complete. `workers_flag` is for the error.
-
-    Raises:
-      ChildProcessError: workers were killed three times without finishing a shard in between.
-    """
-    deaths = 0
+    total, deaths = sum(job.size for job in jobs), 0
     while jobs:
         try:
-            make(jobs)
+            done_before = total - sum(job.size for job in jobs)
+            _make_until_death(builder, jobs, num_workers, progress, done_before, num_bad())
             return
-        except WorkerDeathError as error:
+        except BrokenProcessPool as error:
             left = [job for job in jobs if not is_made(job)]
             deaths = 1 if len(left) < len(jobs) else deaths + 1
             if deaths == _DEATHS:
                 raise ChildProcessError(
                     f"worker processes were killed {deaths} times, perhaps for lack of memory: run"
                     " again to resume after the finished shards, perhaps with fewer than"
-                    f" {workers_flag}"
+                    f" --num_workers={num_workers}"
                 ) from error
             logging.warning("a worker process was killed: %d shards are made again", len(left))
             jobs = left
@@ -144,8 +118,6 @@ def _make_until_death(
                 for job in ended:
                     job.result()
                 progress.show(done_before + report.done)
-        except BrokenProcessPool as error:
-            raise WorkerDeathError("a worker process was killed") from error
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -162,19 +134,14 @@ def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _Shar
             import_user_dir(directory)
         _worker = (pickle.loads(pickled_maker), report)
     # A worker that outlives its parent could write into the next run's directory.
-    when_parent_ends(lambda: os._exit(1))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def when_parent_ends(action: Callable[[], object]) -> None:
-    """Calls a function, in a thread, when the parent process has ended."""
-
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            wait_for_any([parent.sentinel])
-            action()
-
-    threading.Thread(target=watch, daemon=True).start()
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for_any([parent.sentinel])
+    os._exit(1)
 
 
 def _carry_out_in_worker(job: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from t2tp.checkpoint.errors import UnusableCheckpointError
 from t2tp.checkpoint.reading import BASE, Checkpoint
-from t2tp.object_store.mirror import address_of, local_path
+from t2tp.object_store.mirror import address_of, local_path, pulled
 
 
 class BaseError(ValueError):
@@ -32,18 +32,18 @@ def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
 def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | None:
     """Opens the base of a checkpoint; None if the checkpoint stores all its variables itself.
 
-    The path `elsewhere` is tried before the recorded path. Raises BaseError if the base was not
-    found.
+    The path `elsewhere` is tried first. Somebody else may have written the recorded path, which may
+    be an address in a store: it is tried last. Raises BaseError if the base was not found.
     """
     record = saved.metadata.get(BASE)
     if record is None:
         return None
-    recorded = Path(local_path(record["path"]))
+    recorded = Path(local_path(record["path"], is_lazy=True))
     # The two runs may have been moved together with their parent directory.
     sibling = Path(*saved.path.absolute().parts[:-3], *recorded.parts[-3:])
-    for path in (elsewhere, recorded, sibling):
+    for path in (elsewhere, sibling, recorded):
         try:
-            base = None if path is None else Checkpoint(path)
+            base = None if path is None else Checkpoint(pulled(path))
         except UnusableCheckpointError:
             continue
         if base is not None and base.save_id == record["save_id"]:

@@ -5,7 +5,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from t2tp.checkpoint.errors import (
 from t2tp.checkpoint.marker import METADATA, NAME, VARIABLES, Marker, data_file, wrong_content
 from t2tp.checkpoint.slices import Slice
 from t2tp.object_store import mirror
+from t2tp.program.variables import average_of
 from t2tp.suggestions import check_known
 from t2tp.typed_files import InvalidFileError, Schema, convert, read_json
 
@@ -130,7 +131,7 @@ _METADATA: Schema = {
     AVERAGED: list[int],
     BATCH_SIZES: list[tuple[int, int]],
     "random_seed": int,
-    "source": str,  # See `t2tp.huggingface.importing`.
+    "source": str,  # See `t2tp.huggingface.moving`.
 }
 
 # TensorFlow's errors about data files that contradict the index.
@@ -292,6 +293,28 @@ class Checkpoint:
                 f"{part.name!r} is {dtype.name} {shape} in the checkpoint {self.path} and is asked"
                 f" for as {part.dtype.name} {part.shape}."
             )
+
+
+class RunWeights(Checkpoint):
+    """A checkpoint, read as if each variable with a moving average had the average's value.
+
+    Evaluation and decoding build programs that read the averages (`t2tp.optim.ema`). Whatever takes
+    weights out of a checkpoint instead reads it through this class, and so gets the same weights.
+    """
+
+    def stored_name(self, name: str) -> str:
+        """Returns the name of the tensor that is read as the variable `name`."""
+        average = average_of(name)
+        return average if average in self.shapes() else name
+
+    def dtypes(self) -> dict[str, tf.DType]:
+        """Returns the dtype of each tensor, by name."""
+        stored = super().dtypes()
+        return {name: stored[self.stored_name(name)] for name in stored}
+
+    def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
+        """Reads slices; arguments and errors as for `Checkpoint.read`."""
+        return super().read([replace(each, name=self.stored_name(each.name)) for each in slices])
 
 
 def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpoint | None:

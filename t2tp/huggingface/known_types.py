@@ -8,15 +8,16 @@ The table of a type is `model_types/NAME.toml`. Its keys are the attributes of `
                 of config.json with the value:
                     norm_type = "rms"
                     d_model = { from = "hidden_size" }
-                    mlp = { from = "hidden_act", as = "gated_activation" }  # a name in CONVERSIONS
-    parts       names in PARTS: config.json entries that must be read together
+                    mlp = { from = "hidden_act", as = "flag" }  # values.FLAG
+    parts       constants of type `ConfigPart`: entries that must be read together
     [training]  further hparams of a converted run, in the form of [hparams]
     tensors     a name in TENSORS: the function that lists the tensors
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from t2tp.hparam import HParams
 from t2tp.huggingface import layer_kinds, rotary, values
@@ -27,43 +28,21 @@ from t2tp.huggingface.part import SAME_VALUE, ConfigPart, Conversion, of_entry, 
 from t2tp.huggingface.tensor_map import TensorRow
 from t2tp.toml import read_packaged
 
-CONVERSIONS: dict[str, Conversion] = {
-    "activation": values.ACTIVATION,
-    "gated_activation": values.GATED_ACTIVATION,
-    "gemma_activation": values.GEMMA_ACTIVATION,
-    "flag": values.FLAG,
-    "token": values.TOKEN,
-    "zero_if_null": values.ZERO_IF_NULL,
-    "inverse_root": values.INVERSE_ROOT,
-    "key_value_heads": values.KEY_VALUE_HEADS,
-    "head_size": values.HEAD_SIZE,
-    "gpt2_hidden_size": values.GPT2_HIDDEN_SIZE,
-    "num_experts": values.NUM_EXPERTS,
-    "half_of_experts": values.HALF_OF_EXPERTS,
-    "router_loss": values.ROUTER_LOSS,
-}
+_T = TypeVar("_T")
 
-PARTS: dict[str, ConfigPart] = {
-    "first_token": values.FIRST_TOKEN,
-    "gpt2_heads": values.equal_heads("n_embd", "n_head"),
-    "bert_heads": values.equal_heads("hidden_size", "num_attention_heads"),
-    "bert_classes": values.classes("classifier/bias"),
-    "vit_classes": values.classes("logits/output_bias"),
-    "vit_images": vit.IMAGES,
-    "rotary": rotary.ROTARY,
-    "partial_rotary": rotary.PARTIAL,
-    "gpt_oss_rotary": rotary.GPT_OSS,
-    "olmo3_rotary": rotary.OLMO3,
-    "gemma3_rotary": rotary.GEMMA3,
-    "window": layer_kinds.WINDOW,
-    "switched_window": layer_kinds.SWITCHED_WINDOW,
-    "window_of_last_layers": layer_kinds.WINDOW_OF_LAST_LAYERS,
-    "window_except_every_2nd": layer_kinds.window_except_every(2),
-    "window_except_every_4th": layer_kinds.window_except_every(4),
-    "gemma3_window": layer_kinds.window_except_every("sliding_window_pattern"),
-    "layers_without_positions": layer_kinds.WITHOUT_POSITIONS,
-    "t5": t5.T5,
-}
+
+def _named(kind: type[_T], *modules: ModuleType) -> dict[str, _T]:
+    """Returns the constants of a type in modules, by their names in lower case."""
+    return {
+        name.lower(): value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, kind) and not name.startswith("_")
+    }
+
+
+CONVERSIONS = _named(Conversion, values)
+PARTS = _named(ConfigPart, values, rotary, layer_kinds, t5, vit)
 
 TENSORS: dict[str, Callable[[HParams], Sequence[TensorRow]]] = {
     "llama": llama.tensors,

@@ -116,7 +116,7 @@ WINDOW_OF_LAST_LAYERS = ConfigPart(
 )
 
 
-def window_except_every(period: int | str) -> ConfigPart:
+def _window_except_every(period: int | str) -> ConfigPart:
     """Returns the part for models in which layers have a window, except each `period`-th layer.
 
     The period is a number, or the name of the config's entry with the number.
@@ -133,6 +133,11 @@ def window_except_every(period: int | str) -> ConfigPart:
         read,
         lambda hparams: _written(hparams, _UNUSED_WINDOW),
     )
+
+
+WINDOW_EXCEPT_EVERY_2ND = _window_except_every(2)
+WINDOW_EXCEPT_EVERY_4TH = _window_except_every(4)
+GEMMA3_WINDOW = _window_except_every("sliding_window_pattern")
 
 
 def _read_nope(config: Config) -> dict[str, Any]:
@@ -155,7 +160,7 @@ def _write_nope(hparams: HParams) -> dict[str, Any]:
 
 
 # For models in which some layers have no positions. Such a layer may have a window.
-WITHOUT_POSITIONS = ConfigPart(
+LAYERS_WITHOUT_POSITIONS = ConfigPart(
     (
         *("layer_types", "sliding_window", "use_sliding_window"),
         *("no_rope_layers", "no_rope_layer_interval"),

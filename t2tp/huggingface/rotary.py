@@ -169,7 +169,7 @@ def _written_scaling(hparams: HParams) -> dict[str, Any]:
 
 
 ROTARY = ConfigPart(_ENTRIES, _read, _write)
-PARTIAL = ConfigPart(_ENTRIES, _read_partial, _write_partial)
-GPT_OSS = ConfigPart(_ENTRIES, _read_gpt_oss, _write_gpt_oss)
-OLMO3 = _by_kind(500_000.0, 500_000.0)
-GEMMA3 = _by_kind(1e6, "rope_local_base_freq")
+PARTIAL_ROTARY = ConfigPart(_ENTRIES, _read_partial, _write_partial)
+GPT_OSS_ROTARY = ConfigPart(_ENTRIES, _read_gpt_oss, _write_gpt_oss)
+OLMO3_ROTARY = _by_kind(500_000.0, 500_000.0)
+GEMMA3_ROTARY = _by_kind(1e6, "rope_local_base_freq")

@@ -121,9 +121,13 @@ HEAD_SIZE = Conversion(
 GPT2_HIDDEN_SIZE = Conversion(lambda config, entry: _or(config.get(entry), 4 * config["n_embd"]))
 
 
-def equal_heads(size: str, heads: str) -> ConfigPart:
+def _equal_heads(size: str, heads: str) -> ConfigPart:
     """Returns the part for heads that divide the hidden size equally; the arguments are entries."""
     return ConfigPart((), lambda config: {"d_kv": config[size] // config[heads]})
+
+
+GPT2_HEADS = _equal_heads("n_embd", "n_head")
+BERT_HEADS = _equal_heads("hidden_size", "num_attention_heads")
 
 
 # The coefficient of the experts' load-balancing loss, which a separate entry enables.
@@ -140,7 +144,7 @@ HALF_OF_EXPERTS = Conversion(
 )
 
 
-def classes(bias: str) -> ConfigPart:
+def _classes(bias: str) -> ConfigPart:
     """Returns the part for a classifier's number of classes; `bias` is our name of its bias."""
     return ConfigPart(
         ("num_labels", "id2label", "problem_type"),
@@ -169,3 +173,7 @@ def _labels(count: int) -> dict[str, Any]:
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
+
+
+BERT_CLASSES = _classes("classifier/bias")
+VIT_CLASSES = _classes("logits/output_bias")

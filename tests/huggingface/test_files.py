@@ -14,7 +14,7 @@ import t2tp
 from t2tp import registry
 from t2tp.checkpoint import Slice
 from t2tp.checkpoint.variables import restore
-from t2tp.huggingface import exporting, importing
+from t2tp.huggingface import moving
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.known_types import find_type
 from t2tp.huggingface.safetensors_file import DTYPES, create, read_header
@@ -205,7 +205,7 @@ def test_a_converted_run_is_restored_where_variables_are_sharded_at_rest(stage, 
 
 def convert_in_small_slices() -> int:
     """Runs `t2tp_convert` with tensors of many slices, as a large model has."""
-    importing.MOST_ELEMENTS = exporting.MOST_ELEMENTS = 1000
+    moving.MOST_ELEMENTS = 1000
     return programs.t2tp_convert()
 
 
@@ -241,14 +241,14 @@ def test_processes_convert_together_each_its_own_slices(source, tmp_path):
 
 def convert_until_killed() -> None:
     """Runs `t2tp_convert` until its second read, at which the process is killed."""
-    read, first = importing._read, iter([True])
+    read, first = moving._read, iter([True])
 
     def killed(*arguments):
         if not next(first, False):
             os.kill(os.getpid(), signal.SIGKILL)
         return read(*arguments)
 
-    importing._read = killed
+    moving._read = killed
     programs.t2tp_convert()
 
 

@@ -20,16 +20,16 @@ import t2tp.models  # noqa: F401  (they register themselves)
 from t2tp import problems, registry
 from t2tp.building.adapters import Adapters
 from t2tp.checkpoint import Checkpoint
-from t2tp.checkpoint.weights import RunWeights
+from t2tp.checkpoint.reading import RunWeights
 from t2tp.hparam import HParams
-from t2tp.huggingface import exporting
+from t2tp.huggingface import moving
 from t2tp.huggingface.adapters import MergedCheckpoint, export_adapters
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.hub import local_directory
-from t2tp.huggingface.importing import SOURCE, import_tensors
 from t2tp.huggingface.known_types import MODEL_TYPES, find_types
 from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory
 from t2tp.huggingface.model_type import ModelType
+from t2tp.huggingface.moving import SOURCE, import_tensors
 from t2tp.huggingface.tensor_map import Variable, variables
 from t2tp.problems.vocab.special_tokens import read_if_there
 from t2tp.processes.cluster import ALONE, Cluster, connect
@@ -106,7 +106,7 @@ def _to_run(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
 
 def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     """Converts a run to a Hugging Face checkpoint."""
-    most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
+    most_bytes = moving.bytes_of(flags.max_shard_size or str(moving.MOST_BYTES))
     saved_run = run_files.read_run(flags.output_dir)
     hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")
     kept = huggingface_files.directory_in(flags.output_dir)
@@ -125,7 +125,7 @@ def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     model_type = _type_of(name, saved_run.flags, hparams, saved)
     config = _config(model_type, before, hparams)
     found = _variables(model_type, hparams)
-    exporting.check_fits(saved, found)
+    moving.check_fits(saved, found)
     to_hf = Path(flags.to_hf).expanduser()
     with _made(to_hf, cluster) as partial:
         if adapters is not None and not flags.merge_lora:
@@ -134,7 +134,7 @@ def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
                 export_adapters(tuned, found, adapters, config | origin, partial, dtype)
             return to_hf
         with _progress(found, "writing", cluster) as progress:
-            exporting.export_tensors(saved, found, partial, dtype, progress, most_bytes, cluster)
+            moving.export_tensors(saved, found, partial, dtype, progress, most_bytes, cluster)
         if cluster.is_main_process:
             if kept.is_dir():
                 huggingface_files.copy_files(kept, partial)

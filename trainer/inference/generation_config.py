@@ -88,7 +88,10 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
         and value != _NEUTRAL_VALUES.get(name)
     ]
     if unused:
-        logging.warning("%s: decoding ignores %s", path, ", ".join(unused))
+        logging.warning(
+            "%s: decoding ignores %s: replies differ from those of transformers",
+            *(path, ", ".join(unused)),
+        )
     try:
         method = DecodeOptions(**options).method
     except ValueError as error:

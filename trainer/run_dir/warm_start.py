@@ -12,10 +12,9 @@ from absl import logging
 
 from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.frozen_base import open_base
-from t2tp.checkpoint.reading import BASE, TRAINABLE
+from t2tp.checkpoint.reading import BASE, TRAINABLE, RunWeights
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import assign_slices, load, load_base
-from t2tp.checkpoint.weights import RunWeights
 from t2tp.program.variables import SlicedVariable, Variables
 from t2tp.suggestions import nearest
 from t2tp.trainer.errors import UsageError

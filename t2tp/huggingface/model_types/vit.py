@@ -79,4 +79,4 @@ def _from_shapes(shapes: Shapes) -> dict[str, Any]:
     return {"image_shape": [side, side, channels]} if side**2 == patches * size**2 else {}
 
 
-IMAGES = ConfigPart(("image_size", "patch_size", "num_channels"), _read, _written, _from_shapes)
+VIT_IMAGES = ConfigPart(("image_size", "patch_size", "num_channels"), _read, _written, _from_shapes)

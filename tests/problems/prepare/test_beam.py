@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -110,17 +109,10 @@ def test_more_bad_samples_than_may_be_are_refused(tmp_path):
     assert sum(sum(each.skipped.values()) for each in made.splits.values()) == 20
 
 
-def test_a_killed_worker_changes_nothing(tmp_path, caplog):
-    """One of two processes kills itself in the middle of a shard."""
-    problem = problems.find("dying_digits")
-    for name in ("here", "beam"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "here" / "died").touch()
-    problem.prepare(tmp_path / "here", num_shards=6)
-    options = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    problem.prepare(tmp_path / "beam", num_shards=6, beam=BeamSettings("DirectRunner", options))
-    assert re.search(r"a worker process was killed: [1-7] shards are made again", caplog.text)
-    assert files_in(tmp_path / "beam") == files_in(tmp_path / "here")
+def test_processes_of_this_host_are_started_without_beam(tmp_path):
+    beam = BeamSettings("DirectRunner", ["--direct_running_mode=multi_processing"])
+    with pytest.raises(ValueError, match="leave out --beam_runner.* --num_workers"):
+        problems.find("some_digits").prepare(tmp_path, num_shards=6, beam=beam)
 
 
 def test_a_killed_pipeline_goes_on_with_what_was_finished(tmp_path):
