@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -136,22 +136,6 @@ def _read(saved: Checkpoint, name: str, begin: Sequence[int], size: Sequence[int
     return saved.read([part])[0].numpy().astype(np.float32)
 
 
-@dataclass(frozen=True)
-class _Module:
-    """A module of the Hugging Face model, with its adapter.
-
-    Attributes:
-      down: the A matrix, [rank, in].
-      up: the B matrix, [out, rank].
-      is_in_out: whether the module's weight is [in, out], as in GPT-2's `Conv1D`.
-    """
-
-    name: str
-    down: np.ndarray
-    up: np.ndarray
-    is_in_out: bool
-
-
 def export_adapters(
     tuned: Checkpoint,
     variables: Sequence[Variable],
@@ -177,9 +161,9 @@ def export_adapters(
     kind = np.dtype(tf.as_dtype(dtype or "float32").as_numpy_dtype)
     names = {dtype: name for name, dtype in DTYPES.items()}
     tensors = {}
-    for module in modules:
-        tensors[f"{_PREFIX}{module.name}.lora_A.weight"] = module.down
-        tensors[f"{_PREFIX}{module.name}.lora_B.weight"] = module.up
+    for name, module in modules.items():
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = module.down
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = module.up
     places = create(
         directory / WEIGHTS_FILE, {n: (names[kind], t.shape) for n, t in sorted(tensors.items())}
     )
@@ -189,28 +173,28 @@ def export_adapters(
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
-    """Returns the adapted modules of the Hugging Face model."""
+def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> dict[str, _Adapter]:
+    """Returns the adapters of the Hugging Face model's modules, by the modules' names."""
     shapes = tuned.shapes()
-    of_module: dict[str, list[_AdapterPart]] = {}
+    of_module: dict[str, list[_Adapter]] = {}
     for variable in variables:
         if f"{variable.name}{DOWN}" in shapes:
             for piece in variable.pieces:
-                part = _AdapterPart.read(tuned, piece, variable.name)
+                part = _Adapter.read(tuned, piece, variable.name)
                 of_module.setdefault(piece.theirs.removesuffix(".weight"), []).append(part)
-    return [_module(name, parts) for name, parts in of_module.items()]
+    return {name: _joined(parts) for name, parts in of_module.items()}
 
 
 @dataclass(frozen=True)
-class _AdapterPart:
-    """The adapter of one of our weights, in the dimensions of the Hugging Face module.
+class _Adapter:
+    """The adapter of one of our weights, or of a module with several, in the module's dimensions.
 
     Attributes:
       down: the A matrix, [rank, in].
       up: the B matrix, [out, rank].
       begin: index of the weight's first output in the module.
       size: number of outputs of the module.
-      is_in_out: see `_Module`.
+      is_in_out: whether the module's weight is [in, out], as in GPT-2's `Conv1D`.
     """
 
     down: np.ndarray
@@ -220,7 +204,7 @@ class _AdapterPart:
     is_in_out: bool
 
     @classmethod
-    def read(cls, tuned: Checkpoint, piece: TensorPiece, name: str) -> _AdapterPart:
+    def read(cls, tuned: Checkpoint, piece: TensorPiece, name: str) -> _Adapter:
         """Reads the adapter of our weight `name` for one of its pieces."""
         down, up = (_of_piece(tuned, f"{name}{end}", piece) for end in (DOWN, UP))
         # The index of each of our dimensions among the dimensions of Hugging Face's tensor.
@@ -241,7 +225,7 @@ class _AdapterPart:
         )
 
 
-def _module(name: str, parts: Sequence[_AdapterPart]) -> _Module:
+def _joined(parts: Sequence[_Adapter]) -> _Adapter:
     """Joins the adapters of a module's weights, which compute different outputs of the module."""
     rank = sum(len(part.down) for part in parts)
     up = np.zeros((parts[0].size, rank), np.float32)
@@ -252,7 +236,7 @@ def _module(name: str, parts: Sequence[_AdapterPart]) -> _Module:
         up[rows, column : column + width] = part.up
         column += width
     down = np.concatenate([part.down for part in parts])
-    return _Module(name, down, up, parts[0].is_in_out)
+    return replace(parts[0], down=down, up=up, begin=0)
 
 
 def _of_piece(saved: Checkpoint, name: str, piece: TensorPiece) -> np.ndarray:
@@ -265,7 +249,7 @@ def _of_piece(saved: Checkpoint, name: str, piece: TensorPiece) -> np.ndarray:
 
 
 def _config(
-    modules: Sequence[_Module],
+    modules: Mapping[str, _Adapter],
     variables: Sequence[Variable],
     adapters: Adapters,
     config: Mapping[str, Any],
@@ -274,12 +258,11 @@ def _config(
     (architecture,) = config.get("architectures") or [""]
     task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), None)
     names = {p.theirs.removesuffix(".weight") for each in variables for p in each.pieces}
-    adapted = {module.name for module in modules}
-    others = {_end(name, 1) for name in names - adapted}
-    ends = {name: _end(name, 2 if _end(name, 1) in others else 1) for name in adapted}
-    ranks = {ends[module.name]: len(module.down) for module in modules}
+    others = {_end(name, 1) for name in names - modules.keys()}
+    ends = {name: _end(name, 2 if _end(name, 1) in others else 1) for name in modules}
+    ranks = {ends[name]: len(module.down) for name, module in modules.items()}
     has_experts = any(
-        piece.expert is not None and piece.theirs.removesuffix(".weight") in adapted
+        piece.expert is not None and piece.theirs.removesuffix(".weight") in modules
         for each in variables
         for piece in each.pieces
     )
@@ -298,7 +281,7 @@ def _config(
         # PEFT keeps all experts' matrices in one parameter, and rejects dropout for it.
         "lora_dropout": 0.0 if has_experts else adapters.dropout,
         "bias": "none",
-        "fan_in_fan_out": modules[0].is_in_out,
+        "fan_in_fan_out": next(iter(modules.values())).is_in_out,
         "modules_to_save": None,
     }
 
