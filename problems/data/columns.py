@@ -189,7 +189,7 @@ def _open(
 ) -> CheckedFile:
     if path.name not in checks.crc32:
         raise DamagedDataError(f"{path} has no checksums in {path.stem}{CHECKS_END}")
-    return CheckedFile(path, dtype, checks.crc32[path.name], checks.block_bytes, below, ascending)
+    return CheckedFile(path, dtype, checks.sums(path.name), checks.block_bytes, below, ascending)
 
 
 def _running(sizes: list[int]) -> np.ndarray:

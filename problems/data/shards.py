@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Annotated
 
 import numpy as np
 
@@ -60,25 +60,16 @@ def shard_name(split: str, shard: int, shards: int) -> str:
     return f"{split}-{shard:05d}-of-{shards:05d}"
 
 
-class Checks(NamedTuple):
-    """The checksums of a shard.
+@dataclass(frozen=True)
+class Checks:
+    """The checksums of a shard, the contents of a file.
 
     Attributes:
       samples: digest of the samples that the shard was made from.
       bad: the first unusable samples, and why they are unusable.
       block_bytes: number of bytes per checksum.
-      crc32: file -> the CRC-32 of each of its blocks.
+      crc32: file -> the CRC-32 of each of its blocks, in hexadecimal.
     """
-
-    samples: str
-    bad: list[str]
-    block_bytes: int
-    crc32: dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class _StoredChecks:
-    """The contents of the file of checksums: `Checks` with hexadecimal numbers."""
 
     samples: str
     bad: list[str]
@@ -86,9 +77,15 @@ class _StoredChecks:
     crc32: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a number may be in two blocks."""
+        """Raises ValueError if a checksum is not a number, or a number may be in two blocks."""
         if self.block_bytes % OFFSET.itemsize:
             raise ValueError(f"block_bytes is {self.block_bytes}, and must be a multiple of 8")
+        for file in self.crc32:
+            self.sums(file)
+
+    def sums(self, file: str) -> np.ndarray:
+        """Returns the checksums of a file's blocks: uint32 [blocks]."""
+        return np.frombuffer(bytes.fromhex(self.crc32[file]), "<u4")
 
 
 @dataclass(frozen=True)
@@ -133,13 +130,9 @@ def read_checks(directory: Path, name: str) -> Checks:
     """
     path = directory / f"{name}{CHECKS_END}"
     try:
-        stored = read_json(path, _StoredChecks, MAX_CHECKS_BYTES)
-        crc32 = {
-            file: np.frombuffer(bytes.fromhex(text), "<u4") for file, text in stored.crc32.items()
-        }
+        return read_json(path, Checks, MAX_CHECKS_BYTES)
     except (FileNotFoundError, ValueError) as error:
         raise DamagedDataError(f"{path} cannot be read: {error}") from error
-    return Checks(stored.samples, stored.bad, stored.block_bytes, crc32)
 
 
 class ShardWriter:
@@ -214,21 +207,13 @@ class ShardWriter:
             for file in column.files:
                 files[file.path.name] = file.finish()
                 crc32[file.path.name] = np.array(file.block_sums, "<u4").tobytes().hex()
-        self._write_json(
-            CHECKS_END,
-            {
-                "samples": self.samples.hexdigest(),
-                "bad": self._bad,
-                "block_bytes": self._block_bytes,
-                "crc32": crc32,
-            },
-        )
-        states = {name: asdict(state) for name, state in files.items()}
-        self._write_json(".json", {"sizes": asdict(sizes), "files": states})
+        checks = Checks(self.samples.hexdigest(), self._bad, self._block_bytes, crc32)
+        self._write_json(CHECKS_END, checks)
+        self._write_json(".json", _ShardRecord(sizes, files))
 
-    def _write_json(self, end: str, contents: dict[str, Any]) -> None:
+    def _write_json(self, end: str, contents: Checks | _ShardRecord) -> None:
         file = _HashedFile(self._directory / f"{self._name}{end}", self._block_bytes)
-        file.write((json.dumps(contents, indent=2) + "\n").encode())
+        file.write((json.dumps(asdict(contents), indent=2) + "\n").encode())
         file.finish()
 
 
