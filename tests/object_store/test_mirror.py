@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from t2tp import object_store
 from t2tp.checkpoint import Checkpoint, Retention, Slice, all_steps, apply_retention, save
+from t2tp.checkpoint.frozen_base import open_base
+from t2tp.checkpoint.reading import BASE
 from t2tp.object_store import mirror, ranges, store_lock
 from t2tp.object_store.store import Store, StoreError
 from t2tp.object_store.store_lock import StoreLock
@@ -336,6 +338,16 @@ def test_the_run_of_an_address_is_opened(server, address, opened):
         assert [each.store.address for each in session.mirrors] == [f"s3://{opened}"]
 
 
+def test_the_address_of_a_base_is_not_read_if_the_base_is_next_to_the_run(tmp_path):
+    base = Checkpoint(save(tmp_path / "llama/checkpoints", 0, samples.of_step(0), {}))
+    record = {"path": "s3://theirs/llama/checkpoints/step-00000000", "save_id": base.save_id}
+    metadata = {BASE: {**record, "names": {}}}
+    tuned = Checkpoint(save(tmp_path / "tuned/checkpoints", 1, samples.of_step(1), metadata))
+    with open_session() as session:
+        assert open_base(tuned).path == base.path
+        assert not session.mirrors
+
+
 def test_a_saved_model_appears_after_its_weights(server):
     names = ["saved_model.pb", "variables/variables.index", "variables/variables.data"]
     with open_session() as session:
@@ -494,7 +506,7 @@ def open_shard(values: np.ndarray, address: str = "s3://bucket/data") -> Checked
     directory = Path(object_store.local_path(address))
     path = directory / "train-00000-of-00001.targets"
     checks = read_checks(directory, "train-00000-of-00001")
-    return CheckedFile(path, values.dtype, checks.crc32[path.name], checks.block_bytes)
+    return CheckedFile(path, values.dtype, checks.sums(path.name), checks.block_bytes)
 
 
 def test_shards_are_read_by_ranges_with_a_bounded_cache(shard, server, monkeypatch):
