@@ -12,7 +12,6 @@ decides when a training saves, and from which checkpoint it resumes.
 """
 
 from t2tp.best_metric import BestMetric
-from t2tp.checkpoint.background import BackgroundWorker, copy_to_host
 from t2tp.checkpoint.errors import (
     DamagedCheckpointError,
     DifferentCheckpointsError,
@@ -27,7 +26,6 @@ from t2tp.checkpoint.slices import Slice
 from t2tp.checkpoint.writing import save, save_in_parts
 
 __all__ = [
-    "BackgroundWorker",
     "BestMetric",
     "Checkpoint",
     "DamagedCheckpointError",
@@ -39,7 +37,6 @@ __all__ = [
     "all_steps",
     "apply_retention",
     "best_of",
-    "copy_to_host",
     "last_finished",
     "latest",
     "read_metrics",

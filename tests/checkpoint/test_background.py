@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from t2tp.checkpoint import BackgroundWorker
+from t2tp.checkpoint.background import BackgroundWorker
 from tests.patience import PATIENCE
 
 

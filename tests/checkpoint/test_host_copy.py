@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from t2tp.checkpoint import Slice, copy_to_host
+from t2tp.checkpoint import Slice
+from t2tp.checkpoint.background import copy_to_host
 from tests.checkpoint.samples import DTYPES
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from absl import logging
 
 from t2tp import checkpoint
-from t2tp.checkpoint import BackgroundWorker, Retention
+from t2tp.checkpoint import Retention
+from t2tp.checkpoint.background import BackgroundWorker, copy_to_host
 from t2tp.checkpoint.variables import values_of
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
@@ -79,7 +80,7 @@ class RunSaver:
           SavingError: the previous save has failed.
         """
         self.wait()
-        values = checkpoint.copy_to_host(values_of(self.variables))
+        values = copy_to_host(values_of(self.variables))
         metrics = self._metrics[1] if self._metrics[0] == step else {}
         self._background.start(lambda: self._write(step, values, metrics))
 
