@@ -308,7 +308,8 @@ class Problem(Preparable):
         manifest = prepared.check(self.name, directory, self.given_options, command)
         # Opened first, which compares the sizes of large files with their checksums.
         stored = {split: [self.stored(data_dir, split)] for split in self.splits}
-        prepared.check_contents(self.name, directory, manifest, command, num_workers)
+        with prepared.advising(self.name, command):
+            manifest.check_contents(directory, num_workers, self.name)
         check_indexes(self.index_directory(data_dir).path)
         for columns in itertools.chain.from_iterable(stored.values()):
             for column in columns.values():

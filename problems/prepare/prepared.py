@@ -30,7 +30,7 @@ def check(name: str, directory: Path, given_options: Mapping[str, Any], command:
         raise FileNotFoundError(
             f"{directory} does not exist: make the data of {name} with\n  {command}"
         )
-    with _advising(name, command):
+    with advising(name, command):
         stored = Manifest.read(directory)
         stored.check(directory)
     for option, value in stored.options.items():
@@ -43,16 +43,8 @@ def check(name: str, directory: Path, given_options: Mapping[str, Any], command:
     return stored
 
 
-def check_contents(
-    name: str, directory: Path, stored: Manifest, command: str, num_workers: int
-) -> None:
-    """Checks every byte of data that `check` has accepted; see `Problem.check_contents`."""
-    with _advising(name, command):
-        stored.check_contents(directory, num_workers, name)
-
-
 @contextmanager
-def _advising(name: str, command: str) -> Iterator[None]:
+def advising(name: str, command: str) -> Iterator[None]:
     """Adds the command that makes the data again to errors about damage."""
     try:
         yield
