@@ -105,12 +105,12 @@ class AttentionOperation(Operation):
         result = upstream.Shape([*batch, heads, length, v.shape.dims[-1]])
         kv_heads, memory, _ = k.shape.dims[-3:]
         if options.is_blockwise:
-            kept = upstream.Shape([*batch, heads, length]), tf.float32
+            saved_output = upstream.Shape([*batch, heads, length]), tf.float32
         else:
             # The space in the name keeps layout rules from matching it.
             whole_memory = upstream.Dimension(f"whole {memory.name}", memory.size)
-            kept = upstream.Shape([*batch, heads, length, whole_memory]), q.dtype
-        outputs = [(result, q.dtype), kept]
+            saved_output = upstream.Shape([*batch, heads, length, whole_memory]), q.dtype
+        outputs = [(result, q.dtype), saved_output]
         if options.is_blockwise and q.dtype.size < 4:
             outputs.append((result, q.dtype))
         self.set_outputs(*outputs)
@@ -237,15 +237,16 @@ class AttentionGradOperation(GradientOperation):
         part = _AttentionSlice(lowering, self.inputs, options, self.forward._rng_name)
         results = self.inputs[-1 - len(self.forward.outputs) :]
         *outputs, dy = (lowering.slice_in_order(x, part.order) for x in results)
-        y, kept, *rounding = outputs
+        y, saved, *rounding = outputs
         if rounding and part.target is None:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         y, dy = part.with_one_batch(y), part.with_one_batch(dy)
-        kept = reshaped(kept, [*y.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
-        of_y = y
+        saved = reshaped(saved, [*y.shape[:3], *saved.shape[self.inputs[0].shape.ndims - 1 :]])
+        # Blockwise backward passes read `y` only as the mean weight gradient, which is smaller.
+        y_term = y
         if options.is_blockwise and part.target is None:
-            of_y = blockwise.mean_weight_gradient(y, dy)
-        by_query = [*zip(part.qs, *(part.cut(x) for x in (of_y, kept, dy)), strict=True)]
+            y_term = blockwise.mean_weight_gradient(y, dy)
+        by_query = [*zip(part.qs, *(part.cut(x) for x in (y_term, saved, dy)), strict=True)]
         computed, d_memory = self._computed(part, by_query)
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
@@ -263,23 +264,23 @@ class AttentionGradOperation(GradientOperation):
         if bias is not None:
             table = trained.pop(0)
             d_bias = _added([grads.bias for grads in computed])
-            by_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
+            d_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
             num_parts, count = lowering.parts_of(summed[0])
             if num_parts > 1:
-                parts, axes = tf.split(by_table, count), mesh_impl.axes_of(summed[:1])
+                parts, axes = tf.split(d_table, count), mesh_impl.axes_of(summed[:1])
                 lowering.set_parts(table, parts, axes, (summed[0].name, num_parts))
             else:
-                lowering.set_partial_sum(table, by_table, summed)
+                lowering.set_partial_sum(table, d_table, summed)
         if sinks is not None:
             # The gradient w.r.t. a logit is `weight * (dy * value - mean_weight_gradient)`. The
             # value of a sink is 0.
             if options.is_blockwise:
-                weights, mean = tf.exp(sinks[:, None] - kept), of_y
+                weights, mean = tf.exp(sinks[:, None] - saved), y_term
             else:
-                weights = 1.0 - tf.reduce_sum(tf.cast(kept, tf.float32), -1)
+                weights = 1.0 - tf.reduce_sum(tf.cast(saved, tf.float32), -1)
                 mean = blockwise.mean_weight_gradient(y, dy)
-            by_sink = tf.cast(-tf.reduce_sum(weights * mean, [0, 2]), trained[0].dtype)
-            lowering.set_partial_sum(trained[0], by_sink, summed)
+            d_sinks = tf.cast(-tf.reduce_sum(weights * mean, [0, 2]), trained[0].dtype)
+            lowering.set_partial_sum(trained[0], d_sinks, summed)
 
     def _computed(
         self, part: _AttentionSlice, by_query: Sequence[Sequence[tf.Tensor]]
@@ -399,17 +400,17 @@ class _AttentionSlice:
                     ("guarded", q, extras.get("segments"), options),
                     lambda: [cudnn.guarded(self.qs[0], masks[0])],
                 )
-        here = masks[0].keys
+        key_range = masks[0].keys
         query_block = blockwise.query_block_of(masks[0].queries.size, options.block_size)
         bias = dropout = None
         if "bias_table" in extras:
-            sizes = (masks[0].queries.size, here.size)
+            sizes = (masks[0].queries.size, key_range.size)
             if options.is_blockwise:
                 sizes = (sizes[0] + -sizes[0] % query_block, sizes[1] + -sizes[1] % key_block)
             bias = Bias(
                 lowering.slice(extras["bias_table"]),
                 masks[0].queries.offsets[-1] + sizes[0],
-                memory.size - here.size + sizes[1],
+                memory.size - key_range.size + sizes[1],
                 max_distance=options.max_distance,
                 both_ways=not options.causal,
                 parts=lowering.parts_of(q.shape.dims[0])[1],
@@ -561,7 +562,7 @@ def _dropout(
 ) -> AttentionDropout:
     """Returns dropout that depends on each weight's index in the global tensor."""
     *rows, length = q.shape.dims[:-1]
-    asked = (options, *rows, length, memory_length)
+    identity = (options, *rows, length, memory_length)
 
     def make_index() -> PairIndex:
         index = lowering.element_index(upstream.Shape(rows))
@@ -578,7 +579,7 @@ def _dropout(
             rng_name, upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
         )
         key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
-        index = lowering.shared(("pairs", *asked), make_index)
+        index = lowering.shared(("pairs", *identity), make_index)
         return AttentionDropout(key, index, options.dropout_rate)
 
-    return lowering.shared_random(("attention dropout", rng_name, *asked), make_dropout)
+    return lowering.shared_random(("attention dropout", rng_name, *identity), make_dropout)
