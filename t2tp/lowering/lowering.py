@@ -117,6 +117,7 @@ class GraphLowering(upstream.Lowering):
         needed: Iterable[upstream.Tensor],
     ) -> None:
         """Lowers the operations that `needed` tensors, assignments and prints depend on."""
+        # mesh-tensorflow's constructor is not called: it lowers all operations, also unused ones.
         self.graph = graph
         self.mesh_to_impl = {mesh: mesh_impl}
         self._mesh_impl = mesh_impl
@@ -185,6 +186,7 @@ class GraphLowering(upstream.Lowering):
     def _lower(self, op: upstream.Operation) -> None:
         rule = lower_linear if can_defer_past(op, self.users) else rule_of(type(op))
         op_hooks, mesh_impl = hooks(op), self._mesh_impl
+        # An abstract program records collectives. Operations without any need only their shapes.
         if not mesh_impl.computes and op_hooks.is_local(mesh_impl.layout):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
@@ -449,7 +451,10 @@ class GraphLowering(upstream.Lowering):
     def map_sum(
         self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
     ) -> None:
-        """Sets `y` to `fn` of `x`; if `x` is a deferred sum, to the sum of `fn` of its addends."""
+        """Sets `y` to `fn` of `x`; if `x` is a deferred sum, to the sum of `fn` of its addends.
+
+        `fn` must be linear.
+        """
         value = self.tensors[x]
         if not self._mesh_impl.layout.exact_sums:
             addend, axes = self.partial_sum(x)

@@ -75,7 +75,7 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
 
 def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list[tf.Tensor]:
     """Converts slices to new layouts. Small slices that need only a gather share a collective."""
-    plans = [_ReshapePlan(mesh_impl, w.name, w.old_shape, w.new_shape) for w in relayouts]
+    plans = [_ReshapePlan(mesh_impl, r.name, r.old_shape, r.new_shape) for r in relayouts]
     results: dict[int, tf.Tensor] = {}
     for bucket in _gather_buckets(relayouts, [plan.gather_only_axes() for plan in plans]):
         with mesh_impl.collectives.attributed_to(relayouts[bucket[0]].name):

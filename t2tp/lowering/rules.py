@@ -66,9 +66,9 @@ def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
     remaining_dims = [dim for dim in x.shape.dims if dim in y.shape.dims]
     part = lowering.masked_slice(x, reduced_dims)
     if lowering.mesh_impl(op).layout.exact_sums and sums_along_rows(op):
-        kept = [x.shape.dims.index(dim) for dim in remaining_dims]
-        part = tf.transpose(part, [*kept, *summed_axes])
-        summed_axes = [*range(len(kept), x.shape.ndims)]
+        kept_axes = [x.shape.dims.index(dim) for dim in remaining_dims]
+        part = tf.transpose(part, [*kept_axes, *summed_axes])
+        summed_axes = [*range(len(kept_axes), x.shape.ndims)]
     addend = reduce_sum(part, summed_axes)
     if remaining_dims != y.shape.dims:
         addend = tf.transpose(addend, [remaining_dims.index(dim) for dim in y.shape.dims])
@@ -101,10 +101,10 @@ def lower_pool_gradient(op: upstream.PoolBackPropOperation, lowering: Lowering) 
         op.lower(lowering)
         return
     x, y, dy = (lowering.slice(tensor) for tensor in op.inputs)
-    first = -1 - len(op._ksize)
+    first_position = -1 - len(op._ksize)
 
     def to_windows(pooled: tf.Tensor) -> tf.Tensor:
-        return upstream.ops._tf_upscale(pooled, first, -1, op._strides)
+        return upstream.ops._tf_upscale(pooled, first_position, -1, op._strides)
 
     ties = tf.cast(tf.equal(x, to_windows(y)), dy.dtype)
     average = upstream.ops.pool_fn(op._pool_fn_string.replace("MAX", "AVG"))
@@ -129,14 +129,14 @@ def lower_transposed_convolution(
     slice_of_x = lowering.slice(x)
     flat = tf.reshape(slice_of_x, [-1, *slice_of_x.shape[-image:]])
     inverse = tf.nn.conv2d_transpose if image == 3 else tf.nn.conv3d_transpose
-    made = inverse(
+    image_slice = inverse(
         flat,
         lowering.slice(filters),
         output_shape=[flat.shape[0], *sizes[-image:]],
         strides=op._strides,
         padding=op._padding,
     )
-    lowering.set_partial_sum(y, tf.reshape(made, sizes), x.shape.dims[-1:])
+    lowering.set_partial_sum(y, tf.reshape(image_slice, sizes), x.shape.dims[-1:])
 
 
 def lower_random(op: upstream.RandomOperation, lowering: Lowering) -> None:

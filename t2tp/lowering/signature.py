@@ -126,7 +126,8 @@ def _of_constant(op: upstream.Constant) -> Signature:
 
 def _of_einsum(op: upstream.EinsumOperation) -> Signature:
     # An einsum with a one-hot tensor may be lowered to a look-up. The look-up reads the ids instead
-    # of the one-hot tensor, and the ids have not been converted to the new order.
+    # of the one-hot tensor. `Orders.during` converts only inputs of the einsum to head-tail order,
+    # and the ids are not among them.
     looks_up = any(isinstance(x.operation, upstream.ops.OneHotOperation) for x in op.inputs)
     sums = any(has(DROPPED, op, dim) for x in op.inputs for dim in x.shape.dims)
     return Signature(summed=DROPPED, ordered=ALL if looks_up else (), pads=True, any_slice=not sums)

@@ -374,8 +374,8 @@ class Collectives:
         numbers, by_pnum = self._numbers_along(axis), []
         for pnum in range(len(self._devices)):
             place = self._coordinate_of(pnum, axis)
-            to = receivers[place]
-            by_pnum.append(None if to is None else pnum - numbers[place] + numbers[to])
+            peer = receivers[place]
+            by_pnum.append(None if peer is None else pnum - numbers[place] + numbers[peer])
         log = functools.partial(self.record, PERMUTE, sorted(self._real_axes([axis])))
         pair_key, instance_key = self._pair_key(), _instance_keys.take()
         return Wire(self._pnum, by_pnum, pair_key, instance_key, self._hint, log)
@@ -414,8 +414,8 @@ class Collectives:
         # NCCL.
         wide = {tf.int32: tf.int64, tf.bfloat16: tf.float32}.get(x.dtype) if self.on_gpus else None
         if wide is None:
-            kind = {"merge_op": merge_op, "final_op": "Id"}
-            return self._emit(tf.raw_ops.CollectiveReduceV2, x, self._group(axes), **kind)
+            merging = {"merge_op": merge_op, "final_op": "Id"}
+            return self._emit(tf.raw_ops.CollectiveReduceV2, x, self._group(axes), **merging)
         return tf.cast(self._reduce(tf.cast(x, wide), axes, merge_op), x.dtype)
 
     def _send_parts(self, parts: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:

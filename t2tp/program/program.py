@@ -262,6 +262,7 @@ class Program:
         segments = [batch.max_segments for batch in batches]
         program = self._for_segments(min(segments) and max(segments))  # 0: unknown.
         function = program.trace(size, count == size)
+        # The traced function has `size` batches as arguments. The loop ends before the copies.
         padded_batches = [*batches, *[batches[-1]] * (size - count)]
         by_pnum = dict(
             zip(
@@ -507,8 +508,8 @@ class Program:
 
         On GPUs it is uint32 instead of int32, because TensorFlow keeps int32 arguments on the host.
         """
-        is_kept = feature.dtype == tf.int32 and not self.cluster.on_cpu
-        return tf.uint32 if is_kept else feature.dtype
+        would_stay_on_host = feature.dtype == tf.int32 and not self.cluster.on_cpu
+        return tf.uint32 if would_stay_on_host else feature.dtype
 
     def _lower(
         self, built: Graph, pnum: tf.Tensor, step: tf.Tensor, variable_slices: list[tf.Variable]

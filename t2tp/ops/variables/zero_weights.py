@@ -78,7 +78,7 @@ def get_variable(
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):
         stored = layout.at_rest(shape)
-    # With `stored == shape` nothing is sharded, and mesh-tensorflow's own variable does.
+    # If `stored == shape`, nothing is sharded, and mesh-tensorflow's own variable is enough.
     if layout is None or stored == shape:
         return upstream.get_variable(
             mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
@@ -87,9 +87,9 @@ def get_variable(
     # between uses. The part is read in the stored dtype: the gather casts it when its turn comes,
     # and not all weights are cast at the beginning of the step.
     if layout.storage.stage == 3:
-        unread = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
+        uncast = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
         part = upstream.get_variable(
-            mesh, name, stored, dtype=unread, initializer=initializer, trainable=trainable, **kwargs
+            mesh, name, stored, dtype=uncast, initializer=initializer, trainable=trainable, **kwargs
         )
         return WeightGatherOperation(part, shape, dtype.activation_dtype).outputs[0]
     known = mesh.graph.name_to_variable
