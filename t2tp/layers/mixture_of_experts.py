@@ -223,8 +223,6 @@ class MixtureOfExperts:
     def decode(self, x: mtf.Tensor) -> mtf.Tensor:
         """Applies the experts to [batch, ..., d_model] in decoding; no token is dropped.
 
-        Expert choice is not supported, because it needs all tokens at once.
-
         Raises:
           ValueError: gating is expert_choice, which needs all tokens at once.
         """
@@ -296,13 +294,13 @@ class MixtureOfExperts:
         """Token choice: returns [groups, group, d_model], load balance, choices and dropped."""
         routing = self._routing
         k = routing.choices
-        is_free = routing.gating == "top_k"
+        is_top_k = routing.gating == "top_k"
         choices, load_balance = token_choices(
             router,
             k,
-            normalize=routing.normalize_gates if is_free else k > 1,
-            scale=routing.gate_scale if is_free else 1.0,
-            balances_all=is_free,
+            normalize=routing.normalize_gates if is_top_k else k > 1,
+            scale=routing.gate_scale if is_top_k else 1.0,
+            balances_all=is_top_k,
         )
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
@@ -343,6 +341,7 @@ class MixtureOfExperts:
         names = [*("expert_groups", "expert_length")[: len(rows)], *(d.name for d in rows[2:])]
         at_experts = [mtf.Dimension(n, dim.size) for n, dim in zip(names, rows, strict=True)]
         k = mtf.Dimension("choices", len(choices))
+        # A number out of range selects no expert, so experts do not compute padding.
         nowhere = mtf.cast(mtf.equal(router.token_mask, 0.0), tf.int32) * self._experts.size
         picks = mtf.stack([choice.expert + nowhere for choice in choices], k.name, len(rows))
         gates = mtf.stack([choice.gate for choice in choices], k.name, len(rows))

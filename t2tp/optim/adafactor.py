@@ -111,8 +111,8 @@ class Moments:
 class StatisticsOperation(Operation):
     """Computes sums over a variable and its gradient.
 
-    Input: the gradient, float32. Outputs, float32: the sum of the variable's squared elements, a
-    scalar; and the means of `Moments.sums`.
+    Inputs: the gradient, float32; the values of the variable and its slots. Outputs, float32: the
+    sum of the variable's squared elements, a scalar; and the means of `Moments.sums`.
     """
 
     signature = Signature(combined=ALL, pads=True)

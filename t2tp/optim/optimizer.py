@@ -186,7 +186,9 @@ class Optimizer(mtf.optimize.Optimizer):
         """Returns a small tensor that many updates need, made once for each key."""
 
         def make_alone() -> tf.Tensor:
-            with tf.control_dependencies(None):  # Else all updates would wait for one gradient.
+            # Otherwise all updates would wait for the first update's gradient; see
+            # `UpdateOperation.lower`.
+            with tf.control_dependencies(None):
                 return make()
 
         return self._shared(key, make_alone)
@@ -227,7 +229,7 @@ class UpdateOperation(mtf.Assign):
         Args:
           name: operation name.
           variables: the variable and its slots.
-          inputs: the gradient, and small tensors.
+          inputs: the gradient, and small tensors, in the order of `update`'s arguments.
           update: assigns the variables. It is called with the processor's slices of the variables
             (`tf.Variable`), followed by its slices of the inputs (`tf.Tensor`). Each element must
             be computed on its own. For sums over a variable, write an operation.
@@ -243,8 +245,8 @@ class UpdateOperation(mtf.Assign):
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]
         inputs = [lowering.slice(x) for x in self.inputs]
-        # Otherwise tensors that depend on variables alone, such as `beta1 * m`, would be computed
-        # for all variables at the beginning of the step, and stay in memory.
+        # Without this dependency, tensors that depend only on variables, such as `beta1 * m`, would
+        # be computed for all variables at the beginning of the step, and stay in memory.
         with tf.control_dependencies(inputs):
             self._update(*slices, *inputs)
 
