@@ -237,10 +237,10 @@ class ReportData:
         }
 
     def fits(self, memory: float) -> str:
-        """Tells whether a device of `memory` bytes fits the step; see `t2tp.step.memory.fits`."""
+        """Returns whether the step fits a device of `memory` bytes: see `t2tp.step.memory.fits`."""
         return fits(self.needed, memory)
 
     @property
     def needed(self) -> float:
-        """Bytes of a device at the peak, those of the driver and the libraries included."""
+        """Bytes of a device at the peak, including the driver's and the libraries' bytes."""
         return sum(self.memory.values()) + RESERVED

@@ -245,7 +245,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
         ]
         return Plan.from_step(step.of_stage(stage, sends), cluster, *details)
 
-    def taken(stage: int, action: Action) -> float:
+    def pass_seconds(stage: int, action: Action) -> float:
         return sum(entries[stage][action, chunk] for chunk in range(table.chunks))
 
     slowest = _of_each_kind(step, timing)
@@ -253,9 +253,10 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     busiest = max(plans, key=lambda stage: timing.busy[stage])
     fullest = max(plans, key=lambda stage: plans[stage].memory_total)
     chosen, worst = plans[busiest], plans[fullest]
+    # Seconds of the work before and after the loop, such as the update. The slowest stage counts.
     outside = max(plan.seconds - timing.busy[stage] for stage, plan in plans.items())
     total = timing.seconds + outside
-    spread = total / chosen.seconds
+    scale = total / chosen.seconds
     low, high = chosen.interval
     pipeline = PipelinePlan(
         schedule=table.name,
@@ -269,8 +270,8 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
         by_stage=tuple(
             StagePlan(
                 sum(step.layers(stage)),
-                taken(stage, Action.FORWARD),
-                taken(stage, Action.BACKWARD) + taken(stage, Action.WEIGHTS),
+                pass_seconds(stage, Action.FORWARD),
+                pass_seconds(stage, Action.BACKWARD) + pass_seconds(stage, Action.WEIGHTS),
                 1 - timing.busy[stage] / timing.seconds,
                 _memory_of(plans, step, stage),
             )
@@ -280,7 +281,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     return dataclasses.replace(
         chosen,
         seconds=total,
-        interval=(low * spread, high * spread),
+        interval=(low * scale, high * scale),
         memory=worst.memory,
         memory_point=f"{worst.memory_point}, stage {fullest}",
         memory_by_point=worst.memory_by_point,

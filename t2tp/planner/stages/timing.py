@@ -115,7 +115,8 @@ class Table:
 def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
     sends: list[Counter[tuple[Action, int]]] = [Counter() for _ in range(schedule.stages)]
 
-    def taken(stage: int, entry: TickWork) -> float:
+    # `simulate` calls it once for each entry, so it also counts the messages.
+    def seconds_of(stage: int, entry: TickWork) -> float:
         work = seconds[stage][entry.action, entry.chunk]
         crossed = _crossed(schedule, stage, entry)
         if crossed is None:
@@ -123,7 +124,7 @@ def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[
         sends[stage][entry.action, crossed] += 1
         return work + message[crossed]
 
-    end, busy = schedule.simulate(taken)
+    end, busy = schedule.simulate(seconds_of)
     return Timing(end, tuple(busy), tuple(dict(each) for each in sends))
 
 
