@@ -215,7 +215,7 @@ class _YamlValues:
         self._left = _MAX_YAML_VALUES
 
     def document(self) -> Any:
-        next(self._events)  # The begin of the stream.
+        next(self._events)  # The start of the stream.
         if isinstance(next(self._events), yaml.StreamEndEvent):
             return {}
         value = self._value(next(self._events), _MAX_DEPTH)
@@ -238,15 +238,15 @@ class _YamlValues:
             return None if event.value in ("", "~", "null") else Plain(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
             return [self._value(each, levels - 1) for each in self._until(yaml.SequenceEndEvent)]
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for each in self._until(yaml.MappingEndEvent):
             name = self._value(each, levels - 1)
             if not isinstance(name, str):
                 _refuse_yaml("this is not a name", each)
-            if name in found:
+            if name in entries:
                 _refuse_yaml(f"{_shown(name)} occurs twice", each)
-            found[str(name)] = self._value(next(self._events), levels - 1)
-        return found
+            entries[str(name)] = self._value(next(self._events), levels - 1)
+        return entries
 
     def _until(self, end: type) -> Iterator[Any]:
         return iter(lambda: None if isinstance(event := next(self._events), end) else event, None)
@@ -349,20 +349,21 @@ class _Converter:
         for each in value:
             if each not in fields:
                 self._refuse(f"{name}.{each}", nearest(each, fields, "entries"), ": ")
-        found = {}
+        values = {}
         for each, field in fields.items():
             if each in value:
-                found[each] = self.convert(value[each], _types(kind)[each], f"{name}.{each}")
+                values[each] = self.convert(value[each], _types(kind)[each], f"{name}.{each}")
             elif field.default is field.default_factory is dataclasses.MISSING:
                 self._refuse(f"{name}.{each}", "is missing")
         try:
-            return kind(**found)
+            return kind(**values)
         except InvalidFileError:
             raise
         except ValueError as error:
             self._refuse(name, str(error), ": ")
 
     def _choice(self, value: Any, choices: tuple[Any, ...], name: str) -> Any:
+        # The types are compared, too, because True == 1 and 1.0 == 1.
         if value in choices and type(value) in map(type, choices):
             return value
         self._refuse(name, f"is {_shown(value)}: the values are {', '.join(map(repr, choices))}")

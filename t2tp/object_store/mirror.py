@@ -32,6 +32,7 @@ _SMALL_BYTES = 4 << 20
 # A directory is complete if it has its marker. The marker is uploaded last and deleted first.
 _MARKER, _MANIFEST = "FINISHED", "manifest.json"
 _MARKERS = (_MARKER, _MANIFEST, "saved_model.pb")
+# Files that are uploaded last. `config.json` makes a directory a Hugging Face checkpoint.
 _LAST = (*_MARKERS, "config.json")
 _STEP = re.compile(r"(?:.*/)?step-\d{8,}")
 # Names of files that are never uploaded: work in progress, and the local lock (the store has a
@@ -121,7 +122,7 @@ class Mirror:
                     (self.path / name).unlink()
                 self._note(entries, name)
             states = {name: _state(self.path / name) for name in objects}
-            ours = {
+            changed_here = {
                 _step_of(name) or name
                 for name, state in states.items()
                 if state not in (None, [-1, 0], entries.get(name, (None,))[0])
@@ -130,7 +131,7 @@ class Mirror:
                 path, (size, version) = self.path / name, objects[name]
                 if version == entries.get(name, (None, None))[1] and (states[name] or again):
                     continue
-                if (_step_of(name) or name) in ours and (self.lock or not _step_of(name)):
+                if (_step_of(name) or name) in changed_here and (self.lock or not _step_of(name)):
                     continue  # The local file was changed since it was downloaded or uploaded.
                 with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
                     if _has_ranges(name, objects):
@@ -181,6 +182,8 @@ class Mirror:
                 and (_step_of(name) or name) not in holes
                 and (is_last or _step_of(name) or not self._is_recent(name, states[name][0]))
             ]
+            # Asks the store now, so that a trainer whose lock was taken over uploads nothing more.
+            # `_check_lock` reads only the result.
             if changed and self.lock:
                 self.lock.is_held()
             # A directory's marker is deleted before files of the directory are overwritten.
