@@ -122,9 +122,9 @@ class Estimator:
     def connect(self) -> Cluster:
         """Finds the devices of the mesh and the other processes; later calls only return them.
 
-        With `config.deterministic`, enables TensorFlow's op determinism on GPUs. Without it,
-        segment sums (the gradients of embeddings) and attention's gradients differ from run to
-        run, and XLA's autotuning chooses kernels by their time.
+        With `config.deterministic` (by default: on several devices), enables TensorFlow's op
+        determinism on GPUs. Without it, segment sums (the gradients of embeddings) and attention's
+        gradients differ from run to run, and XLA's autotuning chooses kernels by their time.
 
         Raises:
           ValueError: the number of devices is not the size of the mesh, or the settings of the
@@ -376,22 +376,22 @@ class Estimator:
         """Does the work of `rewind`; returns the step of the restored values."""
         program = self.build(ModeKeys.TRAIN, inputs.features)
         size = self._loop_size(program)
-        begun_from = self._checkpoints.go_back(program.variables, steps_done)
-        self.steps_done = begun_from
-        if begun_from < steps_done:
-            count = steps_done - begun_from
-            logging.info("replaying %d steps from step %d (Ctrl-C ends)", count, begun_from)
+        restored_step = self._checkpoints.go_back(program.variables, steps_done)
+        self.steps_done = restored_step
+        if restored_step < steps_done:
+            count = steps_done - restored_step
+            logging.info("replaying %d steps from step %d (Ctrl-C ends)", count, restored_step)
 
         def place(step: int) -> tuple[Program, PlacedFeatures]:
             batch = inputs.stream[step]
             program = self.build(ModeKeys.TRAIN, features_of_batch(batch, inputs.features))
             return program, program.place(batch)
 
-        placed = map(place, range(begun_from, steps_done))
-        for program, batches in in_loops(placed, begun_from, lambda step: step % size == 0):
+        placed = map(place, range(restored_step, steps_done))
+        for program, batches in in_loops(placed, restored_step, lambda step: step % size == 0):
             program.loop(batches, self.steps_done, size)
             self.steps_done += len(batches)
-        return begun_from
+        return restored_step
 
     def _loop_size(self, program: Program) -> int:
         """Returns the largest number of steps that a training launches at once."""

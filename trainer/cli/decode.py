@@ -38,8 +38,8 @@ _SOURCES = ("decode_from_file", "decode_interactive", "split", "score_file")
 def run(invocation: Invocation) -> None:
     """Decodes or scores the source that the flags name."""
     flags = invocation.flags
-    # All that can be wrong with flags and files is found before the processes meet and the model is
-    # built, which takes minutes.
+    # Errors in flags and files are reported before the processes meet and the model is built, which
+    # takes minutes.
     with as_usage_error(ValueError, LookupError, OSError):
         _check(flags)
         # A converted run has its tokenizer, and decodes without data.
@@ -119,7 +119,7 @@ def _should_compile(
     if flags.split:
         num_prompts = math.inf if options.num_samples < 0 else options.num_samples
     else:
-        # Somebody who types waits for the compilation at the first line.
+        # Somebody who types waits for the compilation at the first line. Scoring decodes nothing.
         num_prompts = num_lines if flags.decode_from_file else 0
     return should_compile(spec.layout, num_prompts, options.batch_size, _num_weights(spec.config))
 
@@ -205,7 +205,7 @@ class _Decoding:
         """Decodes a file into a file."""
         flags, lines, source = self._flags, self._lines, self._flags.decode_from_file
         references = self._aligned(flags.decode_reference)
-        found: list[list[Decoded]] = [[] for _ in lines]
+        decoded_lines: list[list[Decoded]] = [[] for _ in lines]
         # One line that is too long must not cost the user the other lines: it is reported at the
         # end.
         refused: dict[int, ValueError] = {}
@@ -218,15 +218,15 @@ class _Decoding:
             if isinstance(decoded, ValueError):
                 refused[number] = decoded
             else:
-                found[number] = decoded
+                decoded_lines[number] = decoded
             if count % 100 == 0:
                 logging.info("decoded %d of %d", count, len(lines))
         if self._is_main_process and len(refused) < len(lines):
             path = flags.decode_to_file or f"{source}.{self._name}.decodes"
-            files.write_lines(path, [files.line_of(d, self._options) for d in found])
+            files.write_lines(path, [files.line_of(d, self._options) for d in decoded_lines])
             logging.info("%d lines in %s", len(lines), path)
             if references is not None:
-                self._report("file", [d[0].text if d else "" for d in found], references)
+                self._report("file", [d[0].text if d else "" for d in decoded_lines], references)
         if refused:
             more = f" (so are {len(refused) - 1} more lines)" if len(refused) > 1 else ""
             rest = "; the other lines are decoded" if len(refused) < len(lines) else ""
@@ -251,7 +251,7 @@ class _Decoding:
         conversation.
         """
         is_typed = sys.stdin.isatty()
-        said: list[dict[str, str]] = []
+        history: list[dict[str, str]] = []
         while True:
             if is_typed:
                 print("> ", end="", flush=True)
@@ -260,18 +260,18 @@ class _Decoding:
                 return
             line = line.rstrip("\r\n")
             if self._chat is not None and not line:
-                said = []  # Another conversation begins.
+                history = []  # Another conversation begins.
                 continue
             try:
-                asked = [*said, {"role": "user", "content": line}]
+                messages = [*history, {"role": "user", "content": line}]
                 [(_, decoded)] = (
                     self._decoder.texts([line])
                     if self._chat is None
-                    else self._replies(self._chat, [Conversation(asked)])
+                    else self._replies(self._chat, [Conversation(messages)])
                 )
                 if isinstance(decoded, ValueError):
                     raise decoded
-                said = [*asked, {"role": "assistant", "content": decoded[0].text}]
+                history = [*messages, {"role": "assistant", "content": decoded[0].text}]
             except ValueError as error:
                 print(f"t2tp_decoder: {error}", file=sys.stderr)
                 continue

@@ -37,7 +37,7 @@ from t2tp.trainer.planning import IMAGE_SHAPE, image_shape_of, request
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 
-# Flags that t2tp_trainer needs too, to build the same model.
+# Flags that only t2tp_plan has, and flags that t2tp_trainer needs too, to build the same model.
 _OF_PLAN = ("cluster", "stack", "vocab_size")
 _SHARED = ("t2t_usr_dir", "problem", "problem_options", "data_dir", "model", "hparams_set")
 
@@ -169,7 +169,7 @@ def _without_effect(
 
 
 def _draw(flags: absl_flags.FlagValues, report: Report) -> None:
-    """Writes the page in the file of --html, if that flag is given."""
+    """Writes the report to the file that --html names, if the flag is given."""
     if flags.html:
         with as_usage_error(OSError):
             report.save(flags.html)

@@ -96,7 +96,7 @@ def _create_study(
             return optuna.create_study(
                 storage=storage, study_name=name, directions=directions, load_if_exists=True
             )
-        except DBAPIError:  # Another process has just created the same tables.
+        except DBAPIError:  # Another process may have created the same tables at this moment.
             if seconds is None:
                 raise
             time.sleep(seconds * random.random())
