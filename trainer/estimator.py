@@ -218,8 +218,8 @@ class Estimator:
           MissingProcessError: another process failed or was lost.
           RunLockedError: another process trains in `output_dir`, or has trained since the restore.
           SavingError: a checkpoint could not be written.
-          TrainingDivergedError: a step's loss or gradients are not finite and
-            the hparam `on_nonfinite` is `stop`. The last finite step is saved.
+          TrainingDivergedError: a step's loss or gradients are not finite, and the hparam
+            `on_nonfinite` is `stop`. The last finite step is saved.
           ReplicaMismatchError: copies of a variable differ between devices; see
             `config.check_replicas_every`.
         """

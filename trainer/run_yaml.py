@@ -77,7 +77,7 @@ for _kind, _pattern in _NO_STRINGS.items():
 
 
 def read(path: str | os.PathLike[str]) -> RunSettings:
-    """Reads a file; raises InvalidFileError if it is not a valid `run.yaml`.
+    """Reads a `run.yaml`.
 
     Raises:
       InvalidFileError: the file is not a valid `run.yaml`.

@@ -7,8 +7,7 @@ to all layers. `t2tp.step` counts the program's work, traffic and memory. Then t
     plan                                      the totals: seconds, memory, bottleneck
 
 `stages` does this for each pipeline stage. `search` tries meshes, layouts and hparams: `candidates`
-lists them, `estimate` ranks them, and the best are planned. `report` prints the
-results.
+lists them, `estimate` ranks them, and the best are planned. `report` prints the results.
 """
 
 from t2tp.planner.cluster_file import ClusterFile, ClusterFileError

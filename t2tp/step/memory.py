@@ -52,9 +52,9 @@ def usable(memory: float, headroom: float = HEADROOM) -> float:
 
 
 def fits(needed: float, memory: float, headroom: float = HEADROOM) -> str:
-    """Tells whether a device has the memory: `yes`, `borderline` (in the headroom) or `no`.
+    """Returns whether a device has the memory: `yes`, `borderline` (in the headroom) or `no`.
 
-    `needed` are all bytes at the peak of the step, those of driver and libraries included.
+    `needed` are all bytes at the peak of the step, including the driver's and the libraries' bytes.
     """
     if needed <= usable(memory, headroom):
         return "yes"

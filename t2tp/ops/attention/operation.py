@@ -304,8 +304,7 @@ class _AttentionSlice:
 
     If the memory (keys and values) is split, it is all-gathered: context parallelism (A.
     Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). With `ring`,
-    processors pass slices of the memory on instead. Masks and biases use global
-    positions.
+    processors pass slices of the memory on instead. Masks and biases use global positions.
 
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
