@@ -184,7 +184,7 @@ def update_a_weight(hparams: HParams) -> None:
         loss = mtf.reduce_mean(mtf.square(weight))
         return apply_gradients(loss, mesh, hparams, TRAIN_STEPS)
 
-    AbstractProgram(step).trace()
+    t2tp.Program(step).trace()
 
 
 @functools.cache
