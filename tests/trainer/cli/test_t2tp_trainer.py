@@ -49,7 +49,7 @@ def test_a_longer_run_says_how_its_learning_rate_changes(caplog):
     saved = SimpleNamespace(flags={"train_steps": 10})
     for steps in (10, 30, 40):
         spec = SimpleNamespace(saved=saved, train_steps=steps, hparams=hparams)
-        train._warn_of_new_rate("train", spec, 10)
+        train._warn_of_new_rate(spec, 10)
     (said,) = [record.getMessage() for record in caplog.records if "instead of 10" in record.msg]
     assert "train_steps=40 instead of 10 changes the learning rate of step 10" in said
     assert "from 0.001 to 0.0005; --hparams=learning_rate_warmup_steps=1 keeps" in said
