@@ -111,7 +111,8 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.SIGNALLED + signal.SIGPIPE
     except (UsageError, FailedError, errors.ProcessLostError, StoreError) as error:
-        advice = "" if len(command_line) > 1 else f"; {spec.name} --help lists the flags"
+        is_bare = isinstance(error, UsageError) and len(command_line) == 1
+        advice = f"; {spec.name} --help lists the flags" if is_bare else ""
         message = mirror.with_addresses(f"{error}{advice}")
         print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
         return getattr(error, "exit_code", FailedError.exit_code)

@@ -268,6 +268,8 @@ def test_each_end_has_its_exit_code_and_sentence(spec, end, call):
         if error is not None:
             raise error
 
+    if end == "wrong usage" and not valid(spec):
+        sentence += f"; {spec.name} --help lists the flags"
     said = [f"{spec.name}: {sentence}"] if sentence else []
     assert call(spec, valid(spec), body) == (code, "", said)
 
