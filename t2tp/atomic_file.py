@@ -52,7 +52,9 @@ def is_written_into(path: str | os.PathLike[str]) -> bool:
 def _replace(path: Path, contents: bytes) -> None:
     unfinished = unfinished_path(path)
     try:
-        with unfinished.open("wb") as file:
+        # Somebody may have put a link there that leads to another file.
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(contents)

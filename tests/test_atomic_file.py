@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.atomic_file import is_unfinished, remove_unfinished, write_text
+from t2tp.atomic_file import is_unfinished, remove_unfinished, unfinished_path, write_text
 from tests.killed import killed_before_renaming
 
 
@@ -108,3 +108,11 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path, path):
     with pytest.raises(OSError, match=path):
         write_text(tmp_path / path, "text")
     assert sorted(os.listdir(tmp_path)) == ["directory", "loop"]
+
+
+def test_a_link_with_the_temporary_name_is_not_followed(tmp_path):
+    (tmp_path / "other").write_text("precious")
+    unfinished_path(tmp_path / "file").symlink_to(tmp_path / "other")
+    write_text(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+    assert (tmp_path / "other").read_text() == "precious"

@@ -32,7 +32,9 @@ def exclusive_build(directory: Path) -> Iterator[None]:
     parent = directory.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        lock = (parent / f".{directory.name}.lock").open("w")
+        # Without O_NOFOLLOW, a link in data that somebody sent would empty the file it leads to.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        lock = os.fdopen(os.open(parent / f".{directory.name}.lock", flags, 0o644), "w")
     except OSError as error:
         raise OSError(error.errno, f"cannot write data: {error.strerror}", str(parent)) from error
     with lock:

@@ -13,12 +13,13 @@ Parallelism" (arXiv:2401.10241), ZB-H1.
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from t2tp import registry
 from t2tp.pipeline.schedule import Action, Schedule, ScheduleError, TickWork
 from t2tp.suggestions import nearest
+from t2tp.typed_files import InvalidFileError, read_text
 
+_MAX_BYTES = 2**20  # of a schedule's file
 _CELL = re.compile(r"^([FBW])(\d+)(?:\.(\d+))?$")
 
 
@@ -102,8 +103,8 @@ def read_schedule(path: str, stages: int, microbatches: int, chunks: int) -> Sch
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, _MAX_BYTES).splitlines()
+    except (OSError, InvalidFileError) as error:
         raise ScheduleError(f"pipeline_schedule={path} cannot be read: {error}") from error
 
 

@@ -118,7 +118,7 @@ def _cut_back(path: Path, run: str, step: int) -> bool:
     """Removes events after `step`; returns whether the run's file lacks its checkpoint event."""
     lines = path.read_bytes().splitlines(keepends=True)
     events = [_fields(line) for line in lines]
-    runs = {fields.get("run") for fields in events if fields.get("event") == "began"}
+    runs = [fields.get("run") for fields in events if fields.get("event") == "began"]
     is_resumed = any((e.get("event"), e.get("step")) == ("checkpoint", step) for e in events)
     if not runs or not all(
         each == run or (is_resumed and isinstance(each, str) and not Path(each).exists())

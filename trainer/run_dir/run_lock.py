@@ -19,11 +19,17 @@ from t2tp.object_store.mirror import address_of, mirror_of
 from t2tp.object_store.store import StoreError
 from t2tp.object_store.store_lock import StoreLock
 from t2tp.processes.cluster import Cluster
+from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hooks.heartbeat import HEARTBEAT_FILE
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
+from t2tp.trainer.run_dir.evaluation_record import FILE_NAME
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 from t2tp.typed_files import read_json
 
+# Files that a training replaces. As links in a run that somebody sent, they would lead to any other
+# file of the user.
+_WRITTEN = (LOCK_FILE, HEARTBEAT_FILE, run_yaml.FILE, f"eval/{FILE_NAME}")
 # How long a run on several hosts waits for the lock: a file server keeps a lost host's lock for a
 # while.
 _RELEASED_SECONDS = 120.0
@@ -177,6 +183,11 @@ class RunLock:
         """Tries to acquire the lock; returns "", or why it failed."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            for path in (self._path.parent / name for name in _WRITTEN):
+                if path.is_symlink() or (path.exists() and not path.is_file()):
+                    return (
+                        f"{path} is not a regular file: delete it, or put back the run's own file"
+                    )
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             return f"output_dir cannot be written: {error}"

@@ -168,3 +168,14 @@ def test_a_run_whose_directory_is_another_one_stops_and_writes_nothing(tmp_path,
 def entries(directory: Path) -> set[str]:
     names = {str(path.relative_to(directory)) for path in directory.rglob("*")}
     return {name for name in names if "tmp-" not in name}
+
+
+@pytest.mark.parametrize("name", ["run.lock", "heartbeat.json", "run.yaml", "eval/eval.jsonl"])
+def test_no_training_writes_through_a_link_of_a_sent_run(tmp_path, name):
+    other, run = tmp_path / "other", tmp_path / "run"
+    other.write_text("precious")
+    (run / "eval").mkdir(parents=True)
+    (run / name).symlink_to(other)
+    with pytest.raises(RunLockedError, match="is not a regular file"):
+        estimator(run).train(toy.inputs(), 2)
+    assert other.read_text() == "precious"
