@@ -78,14 +78,14 @@ def test_the_program_refuses_and_warns(trainer, tmp_path, capfd):
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
     few = {"schedule": "train", "train_steps": 1, "hparams": "num_hidden_layers=1,batch_size=8"}
-    assert trainer(hparams_set="transformer_tiny", **few) == 0
+    assert trainer(hparams_set="transformer_moe_tiny", **few) == 0
     begins = (
-        "warning: the hparams set transformer_tiny is for the model transformer; transformer_lm"
-        " goes with it, and does not read "
+        "warning: the hparams set transformer_moe_tiny is for the model transformer_moe;"
+        " transformer_lm goes with it, and does not read "
     )
     (warning,) = (line for line in capfd.readouterr().err.splitlines() if "goes with" in line)
     assert warning.startswith(begins)
-    assert {"num_decoder_layers", "num_encoder_layers"} <= set(warning[len(begins) :].split(", "))
+    assert {"num_experts", "moe_every"} <= set(warning[len(begins) :].split(", "))
 
 
 def test_a_set_read_from_a_file_is_checked_too(trainer, tmp_path, capfd):

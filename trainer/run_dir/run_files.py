@@ -13,7 +13,7 @@ from t2tp import checkpoint
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import address_of
 from t2tp.trainer import run_yaml
-from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.heartbeat import HEARTBEAT_FILE
 from t2tp.trainer.hparams_fit import declared
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
@@ -126,15 +126,17 @@ def write(output_dir: str | os.PathLike[str], hparams: HParams, flags: Mapping[s
     """Writes `run.yaml` atomically; creates the directory if needed.
 
     Raises:
-      UsageError: the file cannot be written.
+      UsageError: the file cannot be written, or is a link.
     """
     directory = Path(output_dir)
+    if (path := directory / run_yaml.FILE).is_symlink():  # Of a sent run: it may lead anywhere.
+        raise UsageError(f"{path} is a link: put a copy of the file in its place")
     flags = {k: address_of(v) if isinstance(v, str) else v for k, v in flags.items()}
     names = {name: flags[name] for name in run_yaml.NAMES if name in flags}
     others = {name: value for name, value in flags.items() if name not in run_yaml.NAMES}
     with as_usage_error(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        run_yaml.write(directory / run_yaml.FILE, RunSettings(names, hparams.values(), others))
+        run_yaml.write(path, RunSettings(names, hparams.values(), others))
 
 
 def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -> None:
