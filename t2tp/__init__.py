@@ -56,6 +56,25 @@ _HOMES = {
 }
 
 
+# Literal, because the pages' generator reads the source.
+__all__ = [
+    "Cluster",
+    "Feature",
+    "HParams",
+    "Layout",
+    "LayoutError",
+    "Mesh",
+    "Operation",
+    "Program",
+    "check_layout",
+    "connect",
+    "explain",
+    "plan",
+    "restore_checkpoint",
+    "save_checkpoint",
+]
+
+
 def __dir__() -> list[str]:
     # Completion lists the names before any module is imported.
     return [*_HOMES, *(name for name in globals() if name.startswith("__"))]
