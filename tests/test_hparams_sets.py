@@ -173,15 +173,18 @@ def build(hparams_set: str, changes=MappingProxyType({}), vocab=VOCAB_SIZE, clas
 
 
 def update_a_weight(hparams: HParams) -> None:
-    """Reads the hparams of optimizers and schedules by updating a model of one matrix.
+    """Reads the hparams of optimizers and schedules by updating a model of two matrices.
 
-    The matrix has a name that sets exclude from weight decay.
+    Sets exclude the name of the first from weight decay. Only the second has Muon's role.
     """
 
     def step(mesh, features):
         dims = [mtf.Dimension("d_model", 128), mtf.Dimension("d_ff", 128)]
-        weight = mtf.get_variable(mesh, "embedding", mtf.Shape(dims))
-        loss = mtf.reduce_mean(mtf.square(weight))
+        matrix = mtf.Role("matrix", dims[:1], dims[1:])
+        roles = {"embedding": None, "kernel": matrix}
+        shape = mtf.Shape(dims)
+        weights = [mtf.get_variable(mesh, name, shape, role=role) for name, role in roles.items()]
+        loss = mtf.add_n([mtf.reduce_mean(mtf.square(weight)) for weight in weights])
         return apply_gradients(loss, mesh, hparams, TRAIN_STEPS)
 
     t2tp.Program(step).trace()
