@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from t2tp import checkpoint
 from t2tp.trainer.errors import UsageError
@@ -64,6 +65,21 @@ def test_every_layout_learns_the_same_and_no_checkpoint_has_the_teacher(
     names = checkpoint.Checkpoint(checkpoint.last_finished(run / "checkpoints").path).shapes()
     assert not [name for name in names if name.startswith("teacher")]
     assert any(name.startswith("layer_00") or "embedding" in name for name in names)
+
+
+def test_rows_for_padding_are_left_out_of_the_comparison(tmp_path, data_dir, teacher):
+    changes = f"{STUDENT},vocab_size=580,distillation_weight=1,weight_decay=0"
+    tables = []
+    for rate in (0, 0.1):
+        run = tmp_path / str(rate)
+        more = f"{changes},learning_rate_constant={rate}"
+        trained(run, data_dir, more, teacher=str(teacher), train_steps=2)
+        saved = checkpoint.Checkpoint(checkpoint.last_finished(run / "checkpoints").path)
+        (name,) = [name for name in saved.shapes() if name.endswith("embedding")]
+        tables.append(tf.train.load_checkpoint(saved.prefix).get_tensor(saved.stored_name(name)))
+    moved = np.any(tables[0] != tables[1], axis=1)
+    tokens = len(moved) - np.argmax(moved[::-1])
+    assert 500 < tokens < 580 <= len(moved)
 
 
 def test_a_resumed_run_goes_on_with_its_teacher(tmp_path, data_dir, teacher):
