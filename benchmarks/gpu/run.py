@@ -258,18 +258,22 @@ def measurements(
         sized = {"model": model, "length": length, "batch": batch, "segments": "packed"}
         sized |= {"steps": 80 if on_gpu else 5, "loop": LOOP}
         with tempfile.TemporaryDirectory() as cache:
-            changes = [{"deterministic": "no"}, {"deterministic": "yes"}]
+            changes = {
+                f"deterministic {is_on}": {"deterministic": is_on} for is_on in ("no", "yes")
+            }
             if stage == "second_start":
-                changes = [{"cache": cache}, {"cache": cache}]
-            for number, change in enumerate(changes, start=1):
+                changes = {f"start {number}": {"cache": cache} for number in (1, 2)}
+            for name, change in changes.items():
                 run = Run("t2tp", "trainer_t2tp", sized | change, deadline, waits=False)
-                name = " ".join([stage, model, "length", str(length), f"run {number}", *change])
-                yield name, run.results() | {"batch": batch, **change}
+                yield (
+                    f"{stage} {model} length {length} {name}",
+                    run.results() | {"batch": batch, **change},
+                )
     elif stage == "calibrate":
         with tempfile.TemporaryDirectory() as directory:
             output = Path(directory, "machine.toml")
-            command = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_calibrate"]
-            command += [f"--output={output}", "--devices=1", "--processes="]
+            program = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_calibrate"]
+            command = [*program, f"--output={output}"]
             yield stage, _calibrated(command, output, deadline)
     elif stage == "matmul":
         sized = {"size": 8192 if on_gpu else 256}

@@ -93,3 +93,21 @@ def test_loss_and_gradients_equal_torch(case, temperature):
     assert [float(outputs[name]) for name in ("loss", "nll")] == pytest.approx(sums, rel=1e-5)
     for name, wanted in zip(("d_x", "d_table", "d_bias"), gradients, strict=True):
         np.testing.assert_allclose(np.asarray(outputs[name]), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cost_includes_the_teachers_matmul():
+    costs = []
+
+    def step_fn(mesh, features):
+        given = [features[name] for name in ("x", "table", "targets", "weights")]
+        taught = features["taught_x"], features["taught_table"]
+        for teacher in (None, Teacher(*taught, None, 0.0, 0.4, 1.0, TOKENS)):
+            op = projected_cross_entropy(*given, teacher=teacher)[0].operation
+            costs.append((op.matmul_flops, 2 * np.prod(op.product_sizes(mesh.layout))))
+        return {}
+
+    features = {name: t2tp.Feature(shape) for name, shape in SHAPES.items()}
+    features["targets"] = t2tp.Feature(f"batch:{BATCH};length:{LENGTH}", tf.int32)
+    t2tp.Program(step_fn, features).trace()
+    alone, taught = (2 * BATCH * LENGTH * VOCAB * d_model for d_model in (6, 6 + 10))
+    assert costs[:2] == [(alone, alone), (taught, taught)]

@@ -165,10 +165,19 @@ class ProjectedCrossEntropyOperation(Operation):
     @property
     def matmul_flops(self) -> int:
         """See `Hooks`."""
-        return 2 * self.inputs[0].shape.size * self._vocab.size
+        taught = 0 if self.teacher is None else self.teacher.x.shape.size
+        return 2 * (self.inputs[0].shape.size + taught) * self._vocab.size
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
-        """Returns the sizes of each of the operation's matmuls; see `Hooks`."""
+        """Returns the sizes of the logits' matmul, with the teacher's; see `Hooks`."""
+        one, tokens, vocab, d_model = self.gradient_sizes(layout)
+        if self.teacher is not None:
+            # The two matmuls differ only in d_model.
+            d_model += layout.slice_size(self.teacher.table.shape)[1]
+        return one, tokens, vocab, d_model
+
+    def gradient_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
+        """Returns the sizes of the matmul of a gradient; the teacher has none."""
         vocab, d_model = layout.slice_size(self.inputs[1].shape)
         return 1, math.prod(layout.slice_size(self.inputs[2].shape)), vocab, d_model
 
@@ -180,7 +189,7 @@ class ProjectedCrossEntropyOperation(Operation):
         most a third of the tokens. Compared with the computation of such a chunk, reading the table
         and adding to its gradient take little time.
         """
-        _, tokens, vocab, d_model = self.product_sizes(layout)
+        _, tokens, vocab, d_model = self.gradient_sizes(layout)
         if layout.exact_sums:
             vocab = self._vocab.size
         third = -(-tokens // 3)
@@ -373,7 +382,7 @@ class ScaledGradientOperation(Operation):
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
         """See `ProjectedCrossEntropyOperation`."""
-        return self._of.product_sizes(layout)
+        return self._of.gradient_sizes(layout)
 
     def lower(self, lowering: Lowering) -> None:
         (x, scale_of), (y,) = self.inputs, self.outputs
