@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.hparam import HParams
-from tests.models.reference_transformer import Reference
 
 Params = Mapping[str, tf.Tensor]
 Batch = Mapping[str, np.ndarray]
@@ -74,24 +73,3 @@ def resnet(params: Params, x: tf.Tensor, hparams: HParams) -> tf.Tensor:
                 x = convolved(x, f"{scope}/shortcut", stride)
             x = tf.nn.relu(x + y)
     return classify(params, tf.reduce_mean(x, [1, 2]))
-
-
-def vit(params: Params, x: tf.Tensor, hparams: HParams) -> tf.Tensor:
-    size = hparams.patch_size
-    patches = tf.nn.conv2d(x, params["patches/filters"], size, "VALID") + params["patches/bias"]
-    x = tf.reshape(patches, [x.shape[0], -1, hparams.d_model])
-    if hparams.pooling == "class":
-        token = tf.broadcast_to(params["class_token"], [x.shape[0], 1, hparams.d_model])
-        x = tf.concat([token, x], 1)
-    x += params["positions"]
-
-    blocks = HParams(
-        norm_position="pre",
-        norm_type="layer",
-        norm_epsilon=hparams.norm_epsilon,
-        mlp=hparams.mlp,
-        num_hidden_layers=hparams.num_hidden_layers,
-    )
-    all_patches = np.ones([x.shape[0], x.shape[1], x.shape[1]], bool)
-    x = Reference(params, blocks).stack(x, "", all_patches, None)
-    return classify(params, x[:, 0] if hparams.pooling == "class" else tf.reduce_mean(x, 1))

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.hparam import HParams
-from tests.models.reference_transformer import Reference
 from tests.models.small_images import make_hparams
 from tests.ops.attention.composed_attention import visible_blocks
 
@@ -59,13 +58,19 @@ def reference_logits(
     before = np.pad(targets.reshape(-1, LENGTH)[:, :-1], [[0, 0], [1, 0]])
     positions = params["row_positions"][:, None] + params["column_positions"][None]
     x = tf.gather(params["embedding"], before) + tf.reshape(positions, [LENGTH, -1])
-    blocks = HParams(
-        norm_position="pre",
-        norm_type="rms",
-        norm_epsilon=1e-6,
-        mlp="relu",
-        num_hidden_layers=SMALLER["num_hidden_layers"],
-    )
-    is_seen = np.broadcast_to(visible(attention_type), [len(before), LENGTH, LENGTH])
-    x = Reference(params, blocks).stack(x, "", is_seen, None)
+
+    def norm(y, block):
+        scale = params[f"{block}/norm_scale"]
+        return y * scale * tf.math.rsqrt(tf.reduce_mean(y**2, -1, keepdims=True) + 1e-6)
+
+    block = "layer_00/attention"
+    y = norm(x, block)
+    q, k, v = (tf.einsum("btd,dhk->bhtk", y, params[f"{block}/{name}"]) for name in "qkv")
+    k, v = (tf.repeat(y, q.shape[1] // y.shape[1], axis=1) for y in (k, v))
+    scores = tf.einsum("bhtk,bhmk->bhtm", q, k) / math.sqrt(q.shape[-1])
+    weights = tf.nn.softmax(tf.where(visible(attention_type), scores, -1e300))
+    x += tf.einsum("bhtm,bhmk,hkd->btd", weights, v, params[f"{block}/output"])
+    block = "layer_00/feed_forward"
+    hidden = tf.nn.relu(norm(x, block) @ params[f"{block}/input"])
+    x = norm(x + hidden @ params[f"{block}/output"], "final")
     return tf.einsum("btd,vd->btv", x, params["embedding"])

@@ -1,4 +1,7 @@
-"""Image classifiers match their references in any layout."""
+"""Image classifiers match their references in any layout.
+
+`tests/huggingface/test_encoders.py` compares the ViT with `transformers`.
+"""
 
 import functools
 
@@ -45,8 +48,11 @@ def make(name, **values):
 @functools.cache
 def reference(name):
     model, hparams, batch = make(name)
-    params = float64_params(loss_program(model, hparams, batch))
-    logits_of = getattr(reference_images, {"mtf_resnet": "resnet"}.get(model, model))
+    program = loss_program(model, hparams, batch)
+    if model == "vit":
+        return {n: x for n, x in program(batch).items() if n == "loss" or n.startswith("d_")}
+    params = float64_params(program)
+    logits_of = {"mlp": reference_images.mlp, "mtf_resnet": reference_images.resnet}[model]
     return reference_images.loss_and_gradients(logits_of, params, batch, hparams)
 
 
@@ -93,12 +99,12 @@ def test_the_running_averages_move_in_training_and_serve_evaluation():
     model, hparams, batch = make("basic", norm_momentum=0.5)
     batch["weights"][:] = 1
     training = loss_program(model, hparams, batch, "data:2;rows:2", SPLIT)
-    before = float(loss_program(model, hparams, batch, training=False)(batch)["loss"])
+    evaluation = loss_program(model, hparams, batch, training=False)
+    before = float(evaluation(batch)["loss"])
     losses = [float(training(batch)["loss"]) for _ in range(30)]
     assert losses[0] == pytest.approx(losses[-1], rel=1e-5)
     averages = {v.spec.name: v.numpy() for v in training.variables if not v.spec.trainable}
     assert len(averages) == 2 * sum("norm_scale" in v.spec.name for v in training.variables)
-    evaluation = loss_program(model, hparams, batch, training=False)
     for variable in evaluation.variables:
         if variable.spec.name in averages:
             variable.slice_of(0).assign(averages[variable.spec.name])
