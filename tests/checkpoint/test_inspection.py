@@ -3,7 +3,6 @@
 import math
 import tempfile
 
-import numpy as np
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,9 +43,3 @@ def test_variables_of_any_shape_are_shown_and_compared(kinds):
     }
     assert {line.partition(" values")[0] for line in lines} == expected
     assert all("by at most 1" in line for line in lines)
-
-
-def test_nan_differs_from_a_number_only(tmp_path):
-    first, second = (saved(str(tmp_path), n, [tf.constant(x)]) for n, x in ((1, np.nan), (2, 3.0)))
-    assert differences(first, first) == []
-    assert len(differences(first, second)) == 1

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from t2tp.checkpoint import (
@@ -81,15 +79,6 @@ def saved_at(run, monkeypatch, hours):
 def test_the_oldest_and_one_every_so_many_hours_stay_besides(tmp_path, monkeypatch):
     hours = [10, 11, 11.9, 12.1, 13, 14, 15, 16.5, 17, 18]
     assert saved_at(tmp_path, monkeypatch, hours) == [10, 12.1, 15, 17, 18]
-
-
-@pytest.mark.parametrize(("goal", "left"), [("min:loss", [2, 4, 5]), ("max:loss", [3, 4, 5])])
-def test_the_best_stays_besides(tmp_path, goal, left):
-    losses = {1: 5.0, 2: 1.0, 3: 9.0, 4: math.nan, 5: 2.0}
-    for step, loss in losses.items():
-        save(tmp_path, step, samples.of_step(step), {}, metrics={"loss": loss})
-        apply_retention(tmp_path, Retention(2, best=BestMetric.parse(goal)))
-    assert all_steps(tmp_path) == left
 
 
 def test_of_equals_the_older_is_the_best_and_those_not_evaluated_do_not_count(tmp_path):

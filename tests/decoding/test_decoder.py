@@ -2,19 +2,11 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import t2tp
 from t2tp.decoding import DecodeOptions, Decoder, Request, decode
 from t2tp.decoding.decoder import round_up
-from t2tp.decoding.prompt_batch import (
-    ROW_FEATURES,
-    pad,
-    prompt_arrays,
-    row_features,
-    row_keys,
-    sequence_arrays,
-)
+from t2tp.decoding.prompt_batch import row_features, row_keys
 from t2tp.hparam import HParams
 from tests.decoding.table_model import EOS, LOGITS, TableModel
 
@@ -80,30 +72,6 @@ def test_lengths_are_few_and_not_much_too_long():
     rounded = [round_up(size) for size in range(1, 1000)]
     assert len(set(rounded)) < 18
     assert all(size <= up <= max(8, 1.5 * size) for size, up in enumerate(rounded, start=1))
-
-
-@pytest.mark.parametrize("convert", [np.asarray, tf.constant], ids=["numpy", "tensorflow"])
-def test_prompts_and_inputs_are_laid_out_alike_on_the_host_and_in_a_graph(convert):
-    sequences = [[7, 8, 9], [], [5]]
-    tokens, sizes = map(convert, pad(sequences, rows=4, length=3))
-    limits, keys = convert(np.int32([0, 3, 2, 0])), convert(np.arange(4))
-    given = prompt_arrays(tokens, sizes, limits, keys, 3) | sequence_arrays("inputs", tokens, sizes)
-    features = row_features(batch=4, length=3, prefix_length=3, inputs_length=3)
-    assert {name: (tuple(x.shape), x.dtype) for name, x in given.items()} == {
-        name: (tuple(f.shape.to_integer_list), f.dtype) for name, f in features.items()
-    }
-    for name, expected in {
-        "prefix": tokens,
-        "previous": [9, 0, 5, 0],
-        "positions": [2, 0, 1, 0],  # The first row is full.
-        "inputs": tokens,
-        "inputs_segmentation": [[1, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 0]],
-        "inputs_position": [[0, 1, 2], [0, 0, 0], [0, 0, 0], [0, 0, 0]],
-    }.items():
-        np.testing.assert_array_equal(given[name], expected, err_msg=name)
-    without = prompt_arrays(tokens[:, :0], convert(np.zeros([4], np.int32)), limits, keys, 3)
-    assert set(without) == set(ROW_FEATURES)
-    assert not np.any(without["previous"]) and not np.any(without["positions"])
 
 
 def test_keys_of_rows_differ():

@@ -77,21 +77,6 @@ def test_a_layer_computed_again_repeats_its_sums():
     assert reductions("attention") >= plain
 
 
-def test_norms_come_before_the_blocks_or_after_them():
-    def build(x, segments, positions, norm_position):
-        forward = FullForward(SequenceInfo(positions, segments), training=False)
-        y, _ = stack([layer()], norm_position)(x, forward)
-        return {"y": y}
-
-    before, after = (
-        run(functools.partial(build, norm_position=where), INPUTS) for where in ("pre", "post")
-    )
-    assert "final/norm_scale" in before.variables
-    assert "final/norm_scale" not in after.variables
-    assert np.abs(before["y"] - after["y"]).max() > 0.1
-    np.testing.assert_allclose(np.sqrt((after["y"] ** 2).mean(-1)), 1.0, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

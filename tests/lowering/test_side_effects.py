@@ -58,17 +58,6 @@ def test_print_prints_once_whatever_the_mesh(mesh_shape, layout, capfd):
     assert f"{X.sum():.3f}"[:4] in printed[0]
 
 
-def test_scalar_summaries_come_back_from_the_program():
-    def step(mesh, features):
-        del mesh
-        mtf.scalar_summary("total", mtf.reduce_sum(features["x"]))
-        return {"x": features["x"]}
-
-    _, values = run(step)
-    assert set(values) == {"x", "summaries/total"}
-    np.testing.assert_allclose(values["summaries/total"], X.sum(), rtol=1e-5)
-
-
 def test_the_gradient_that_tensorflow_finds_is_by_the_input_alone():
     """In mesh-tensorflow, `dy` would also contain the gradient through `doubled`, twice in all."""
 

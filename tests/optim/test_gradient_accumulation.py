@@ -135,13 +135,6 @@ def test_parts_count_by_their_weights(microbatches, weights):
     assert program.variables["w"].numpy() == pytest.approx(1 - wanted, rel=1e-6)
 
 
-def test_the_loop_compiles_as_a_whole():
-    """Compiles the program with XLA, as on one GPU."""
-    program = linear_program(4, mesh_shape="", xla=True)
-    x = np.arange(8, dtype=np.float32)
-    assert program({"x": x, "weights": np.ones(8, np.float32)})["loss"] == pytest.approx(3.5)
-
-
 def test_of_scalar_summaries_the_average_is_shown():
     x = np.array([1, 2, 3, 4, 5, 6, 7, 9], np.float32)
     program = linear_program(2)

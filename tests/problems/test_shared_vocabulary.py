@@ -208,17 +208,6 @@ def test_bytes_need_no_vocabulary_of_their_own():
     assert mixture.directory("data") == mixture.parts[0].directory("data")
 
 
-def test_each_source_has_its_share_of_the_bytes():
-    short, long = ["ab"] * 50, ["x" * 30] * 3
-    given = list(interleave([short, long], [0.75, 0.25], 10**6))
-    assert sum(map(len, given[: len(given) // 2])) > 0
-    for end in range(20, len(given)):
-        of_long = sum(len(text) for text in given[:end] if len(text) == 30)
-        total = sum(map(len, given[:end]))
-        assert abs(of_long - 0.25 * total) <= 30
-    assert given.count("ab") >= 50 and given.count("x" * 30) >= 3
-
-
 def test_texts_are_enough_at_some_size_and_sources_may_be_empty():
     assert sum(map(len, interleave([repeat("abc"), ["de"]], [1, 1], 1000))) < 1003
     assert list(interleave([[], ["a"], ["b"]], [1, 1, 0], 100)) == ["a"]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.mesh.layout import LayoutError
-from t2tp.ops.attention.local_attention import local_attention, visible_positions
+from t2tp.ops.attention.local_attention import local_attention
 from tests.ops.attention.composed_attention import visible_blocks
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
@@ -79,14 +79,6 @@ def test_dimensions_may_come_in_any_order():
     assert_close(values, with_gradients(ours(IMAGE), inputs), 2e-6)
     wanted = in_float64(composed(IMAGE), make_inputs(IMAGE))["y"]
     assert_close({"y": np.swapaxes(values["y"], 1, 2)}, {"y": wanted}, 2e-6)
-
-
-@pytest.mark.parametrize("case", [SEQUENCE, IMAGE])
-def test_a_place_is_said_to_see_what_it_sees(case):
-    length = math.prod(case["space"].values())
-    width = list(case["space"].values())[-1]
-    seen = visible_positions(tf.range(length), tf.range(length), case["block"], width)
-    np.testing.assert_array_equal(seen, visible(case))
 
 
 def test_blocks_that_do_not_divide_are_refused():

@@ -41,8 +41,3 @@ def test_another_format_is_refused(directory):
     (directory / "manifest.json").write_text(json.dumps(fields | {"format": 1}))
     with pytest.raises(DamagedDataError, match="has format 1, this version of t2tp reads 2"):
         Manifest.read(directory)
-
-
-def test_a_directory_without_a_manifest_is_not_complete(tmp_path):
-    with pytest.raises(DamagedDataError, match=r"has no manifest\.json"):
-        Manifest.read(tmp_path)

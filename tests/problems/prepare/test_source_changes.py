@@ -57,19 +57,6 @@ def test_data_are_used_where_the_files_are_not(made, caplog):
     assert not caplog.text
 
 
-def test_made_again_they_are_what_they_are_now(made, caplog, tmp_path):
-    texts, check = made
-    (texts / "a.txt").write_text("".join(f"other {n}\n" for n in range(60)))
-    options = f"files={texts}/*.txt,documents=lines,vocab_size=280"
-    problem = problems.find("languagemodel_textfiles", options)
-    problem.prepare(tmp_path / "data", overwrite=True)
-    caplog.clear()
-    check()
-    assert not caplog.text
-    found = [problem.split_text(tmp_path / "data", split) for split in problem.splits]
-    assert b"other 17" in b"".join(found)
-
-
 def test_the_same_texts_of_another_time_and_place_make_the_same_data(made, tmp_path):
     texts, check = made
     moved = texts.rename(tmp_path / "moved")

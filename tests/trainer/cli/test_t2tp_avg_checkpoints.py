@@ -123,15 +123,6 @@ def test_started_again_after_a_crash_it_finishes_the_work(run, tmp_path, monkeyp
     assert (tmp_path / "run.yaml").read_text() == "settings"
 
 
-def test_an_unfinished_one_is_left_out_with_a_plain_warning(run, tmp_path, capsys):
-    shutil.copytree(run, tmp_path / "run")
-    step(tmp_path / "run", 99).mkdir()
-    flags = [f"--output_dir={tmp_path / 'run'}", "--num_last_checkpoints=2"]
-    assert main([*flags, f"--output_path={tmp_path / 'out'}"]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: Skipping a checkpoint: ") and "step-00000099" in line
-
-
 def test_what_cannot_be_averaged_is_a_sentence_and_writes_nothing(run, tmp_path, capsys):
     estimator(tmp_path / "plain", hparams={"momentum": False}).train(toy.inputs(), 4)
     shutil.copytree(step(run, 8), tmp_path / "cut")

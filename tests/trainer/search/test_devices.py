@@ -12,12 +12,6 @@ def test_each_trial_has_gpus_of_its_own():
     assert [each.environment({})["CUDA_VISIBLE_DEVICES"] for each in shares] == ["0", "1", "2"]
 
 
-def test_without_gpus_each_trial_has_cores_of_its_own():
-    shares = Devices.of_each(2, None, [], range(4))
-    assert [list(each.cores) for each in shares] == [[0, 1], [2, 3]]
-    assert shares[0].environment({}) == {"TF_NUM_INTRAOP_THREADS": "2"}
-
-
 def test_one_trial_has_the_whole_host_and_more_than_there_are_cores_share_all():
     assert Devices.of_each(1, None, ["0", "1"], range(4)) == [Devices()]
     assert Devices.of_each(4, None, [], range(2)) == [Devices()] * 4
