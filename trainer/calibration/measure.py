@@ -44,6 +44,8 @@ _CALLS = 8
 # Number of float32 values in the input of a collective: one is bound by latency, one by bandwidth.
 _FEW, _MANY = 1 << 10, 1 << 20
 _VARIABLES = 300
+# The dimension of that input. Its slices have the sizes above.
+_NUMBERS = "numbers"
 _FED = {"one": np.zeros([1], np.float32)}
 _FEATURES = {"one": t2tp.Feature("one:1")}
 
@@ -66,6 +68,9 @@ class Measured:
         self.devices = len(gpus) or cores()
         self.rates: dict[str, float] = {}
         self.launch = 0.0
+        if not self.is_gpu:
+            # Else `connect` gives each of several devices its part of the cores.
+            tf.config.threading.set_intra_op_parallelism_threads(cores())
         self._cluster = t2tp.connect(self.devices)
         self._kernels = own_kernels(1, on_cpu=not self.is_gpu)
 
@@ -114,12 +119,11 @@ class Measured:
     def _collective(self, numbers: int) -> float:
         """Returns the seconds of an all-reduce over all devices, in a chain of matmuls."""
         mesh, count = f"{GROUP}:{self.devices}", 8
+        shape = mtf.Shape([mtf.Dimension(_NUMBERS, numbers * self.devices)])
 
         def chain(kind: str) -> Build:
             return lambda mesh: CollectiveSample(
-                mtf.get_variable(mesh, "x", mtf.Shape([mtf.Dimension("numbers", numbers)])),
-                kind,
-                count,
+                mtf.get_variable(mesh, "x", shape), kind, count
             ).outputs[0]
 
         alone = self._seconds(chain(""), mesh)
@@ -128,7 +132,7 @@ class Measured:
 
     def _seconds(self, build: Build, mesh: str) -> float:
         """Returns the seconds of the shortest call of a program."""
-        layout = Layout(mesh, "")
+        layout = Layout(mesh, f"{_NUMBERS}:{GROUP}" if mesh else "")
         devices = self._cluster if mesh else Cluster(self._cluster.devices[:1])
         step = _step(lambda mesh: mtf.reduce_sum(build(mesh)))
         program = Program(step, _FEATURES, layout=layout, cluster=devices)
