@@ -4,6 +4,7 @@ A step of one kind of operation takes its FLOPs at a share of the peak, or its b
 the bandwidth. The peak and the bandwidth are the fastest measured rates, so no share is above 1.
 """
 
+import contextlib
 import os
 import re
 import time
@@ -69,8 +70,10 @@ class Measured:
         self.rates: dict[str, float] = {}
         self.launch = 0.0
         if not self.is_gpu:
-            # Else `connect` gives each of several devices its part of the cores.
-            tf.config.threading.set_intra_op_parallelism_threads(cores())
+            # Else `connect` gives each of several devices its part of the cores. It is too late if
+            # TensorFlow is initialized already.
+            with contextlib.suppress(RuntimeError):
+                tf.config.threading.set_intra_op_parallelism_threads(cores())
         self._cluster = t2tp.connect(self.devices)
         self._kernels = own_kernels(1, on_cpu=not self.is_gpu)
 
