@@ -1,7 +1,5 @@
 """The base class of problems with text: it trains a vocabulary on the texts of the train split."""
 
-import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,11 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from absl import logging
 
-from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
 from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.data.sample import Sample, text_of
-from t2tp.problems.data.sample_digest import TEXTS_NOTE, ChangedSourcesError, DigestedTexts
 from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
@@ -27,7 +23,6 @@ from t2tp.problems.vocab.vocabulary_file import (
     vocabulary_sha256,
     write_vocabulary,
 )
-from t2tp.typed_files import read_json
 
 
 class TextProblem(Problem):
@@ -115,25 +110,10 @@ class TextProblem(Problem):
 
         Returns:
           The name of the vocabulary's file.
-
-        Raises:
-          ChangedSourcesError: an interrupted attempt trained the vocabulary on other texts.
         """
-        note, digested = directory / TEXTS_NOTE, DigestedTexts(texts)
         existing = find_vocabulary(directory)
         if existing is None:
-            vocabulary = self.train_vocabulary(digested, is_ceiling)
-            write_text(note, json.dumps([digested.count, digested.hexdigest()]))
-            return write_vocabulary(directory, vocabulary)
-        if note.is_file():  # A vocabulary that a mixture copied has no digest of its texts.
-            count, known = read_json(note, tuple[int, str])
-            for _ in itertools.islice(digested, count):
-                pass
-            if digested.hexdigest() != known:
-                raise ChangedSourcesError(
-                    f"{self.name} had other texts when its vocabulary was made, before the "
-                    "interruption"
-                )
+            return write_vocabulary(directory, self.train_vocabulary(texts, is_ceiling))
         return existing.name
 
     def train_vocabulary(self, texts: Iterable[str], is_ceiling: bool = False) -> Vocabulary:

@@ -8,7 +8,7 @@ image, the index of a class. A shard has for each column two files of little-end
 
 and two files for the whole shard,
 
-    train-00002-of-00016.checks           digest of its samples, and checksums of blocks of the data
+    train-00002-of-00016.checks           checksums of blocks of the data, and its bad samples
     train-00002-of-00016.json             counts, and the checksums of the files
 
 The JSON file is written last: a shard that has it is complete. `columns.py` reads the files.
@@ -40,7 +40,6 @@ from t2tp.problems.data.manifest import (
     SplitSizes,
     check_file,
 )
-from t2tp.problems.data.sample_digest import SampleDigest
 from t2tp.typed_files import read_json
 
 # Signed, because NumPy compares uint64 with int64 in floating point.
@@ -65,16 +64,16 @@ class Checks:
     """The checksums of a shard, the contents of a file.
 
     Attributes:
-      samples: digest of the samples that the shard was made from.
       bad: the first unusable samples, and why they are unusable.
       block_bytes: number of bytes per checksum.
       crc32: file -> the CRC-32 of each of its blocks, in hexadecimal.
+      samples: not used; data of earlier versions have a digest of the samples here.
     """
 
-    samples: str
     bad: list[str]
     block_bytes: Annotated[int, Limits(min=1, max=1 << 26)]
     crc32: dict[str, str]
+    samples: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError if a checksum is not a number, or a number may be in two blocks."""
@@ -138,8 +137,7 @@ def read_checks(directory: Path, name: str) -> Checks:
 class ShardWriter:
     """Writes the examples of a shard, in order.
 
-    If the context ends without an error, the shard is complete. `samples` is the digest of the
-    samples that the examples are made from.
+    If the context ends without an error, the shard is complete.
     """
 
     def __init__(
@@ -162,7 +160,6 @@ class ShardWriter:
         self._bytes = 0
         self._skipped: Counter[str] = Counter()
         self._bad: list[str] = []
-        self.samples = SampleDigest()
 
     def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
         """Writes an example: integers [any number] for each column.
@@ -207,7 +204,7 @@ class ShardWriter:
             for file in column.files:
                 files[file.path.name] = file.finish()
                 crc32[file.path.name] = np.array(file.block_sums, "<u4").tobytes().hex()
-        checks = Checks(self.samples.hexdigest(), self._bad, self._block_bytes, crc32)
+        checks = Checks(self._bad, self._block_bytes, crc32)
         self._write_json(CHECKS_END, checks)
         self._write_json(".json", _ShardRecord(sizes, files))
 

@@ -21,13 +21,12 @@ from absl import logging
 from t2tp.problems.data import atomic_directory, manifest
 from t2tp.problems.data.columns import open_columns
 from t2tp.problems.data.manifest import Dtype, FileState, Manifest, SplitSizes
-from t2tp.problems.data.sample_digest import TEXTS_NOTE, ChangedSourcesError
 from t2tp.problems.data.shards import finished_names, read_checks
 from t2tp.problems.prepare.open_samples import OpenSamples, remove_spooled
 from t2tp.problems.prepare.overlap import Split, report_overlaps
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings, beam_for_downloads
-from t2tp.problems.prepare.shard_generation import make_shards
+from t2tp.problems.prepare.shard_generation import ChangedSourcesError, make_shards
 from t2tp.typed_files import convert
 
 # Max number of bad samples that warnings name.
@@ -110,7 +109,6 @@ def _attempt(
     remove_spooled(partial)
     with atomic_directory.scratch_directory(partial, tmp_dir) as scratch:
         contents = _fill(problem, partial, OpenSamples(problem, partial, scratch, settings))
-    (partial / TEXTS_NOTE).unlink(missing_ok=True)
     _write_manifest(problem, partial, contents)
 
 

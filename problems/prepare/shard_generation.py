@@ -9,7 +9,6 @@ representative.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import time
@@ -30,8 +29,7 @@ from t2tp.problems.data.sample import (
     SkippedSampleError,
     StoredExample,
 )
-from t2tp.problems.data.sample_digest import ChangedSourcesError, SampleDigest
-from t2tp.problems.data.shards import ShardWriter, finished, finished_names, read_checks, shard_name
+from t2tp.problems.data.shards import ShardWriter, finished, finished_names, shard_name
 from t2tp.problems.prepare.open_samples import open_samples
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings
@@ -63,19 +61,18 @@ def default_workers() -> int:
     return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
 
 
+class ChangedSourcesError(Exception):
+    """Raised if an interrupted attempt had another number of samples."""
+
+
 @dataclass(frozen=True)
 class _Job:
-    """A shard to generate or to check.
-
-    `made_from` is the digest of the samples from which an existing shard was made. The check
-    compares it with the digest of the present samples. For a new shard it is "".
-    """
+    """A shard to generate."""
 
     split: str
     shard: int
     shards: int
     samples: int
-    made_from: str = ""
 
     @property
     def name(self) -> str:
@@ -99,7 +96,7 @@ def make_shards(
     sample_counts: Mapping[str, int],
     settings: GenerationSettings,
 ) -> tuple[dict[str, SplitSizes], dict[str, FileState]]:
-    """Generates the shards that `directory` does not have yet, and checks the existing shards.
+    """Generates the shards that `directory` does not have yet.
 
     Returns:
       The sizes of each split, and all files of the shards.
@@ -107,7 +104,7 @@ def make_shards(
     Raises:
       ChildProcessError: processes were killed several times; finished shards are kept.
       BadSampleError: too many samples are unusable; finished shards are kept.
-      ChangedSourcesError: existing shards were made from other samples.
+      ChangedSourcesError: existing shards were made from another number of samples.
     """
     jobs = [
         _Job(split, shard, shards, count)
@@ -115,18 +112,16 @@ def make_shards(
         for shards in [_shards(split == problem.splits[0], count, settings.num_shards)]
         for shard in range(shards)
     ]
-    if finished_names(directory) - {job.name for job in jobs}:
-        raise ChangedSourcesError(f"{problem.name} had another number of samples")
-    num_bad = 0
-    todo: list[_Job] = []
-    for job in jobs:
-        if record := finished(directory, job.name):
-            num_bad += record[0].skipped.get(BAD, 0)
-            # Comparisons come first: they are faster than encoding, and find changed sources early.
-            samples = read_checks(directory, job.name).samples
-            todo.insert(0, dataclasses.replace(job, made_from=samples))
-        else:
-            todo.append(job)
+    made = {job: record[0] for job in jobs if (record := finished(directory, job.name))}
+    # The plan does not include the number of samples. Another number moves them between shards.
+    if finished_names(directory) - {job.name for job in jobs} or any(
+        job.size != sizes.examples + sum(sizes.skipped.values()) for job, sizes in made.items()
+    ):
+        raise ChangedSourcesError(
+            f"{problem.name} had another number of samples before the interruption"
+        )
+    num_bad = sum(sizes.skipped.get(BAD, 0) for sizes in made.values())
+    todo = [job for job in jobs if job not in made]
     builder = _ShardBuilder(problem, directory, tmp_dir, settings.bad_limit(sample_counts))
     total = sum(job.size for job in todo)
     # Beam has its own workers, so no local workers are started.
@@ -149,7 +144,7 @@ def make_shards(
                 num_workers,
                 progress,
                 num_bad=lambda: sum(_num_bad(directory, job) for job in jobs),
-                is_made=lambda job: not job.made_from and bool(finished(directory, job.name)),
+                is_made=lambda job: bool(finished(directory, job.name)),
             )
         else:
             report = _LocalReport(progress, num_bad)
@@ -207,14 +202,23 @@ class _ShardBuilder:
         return {**self.__dict__, "_samples": {}, "_encode": None}
 
     def carry_out(self, job: _Job, report: SampleReport, directory: Path | None = None) -> None:
-        """Generates a shard, or checks that the samples of an existing shard are unchanged.
-
-        Writes a new shard into `directory` if given, else into the directory of all shards.
-        """
-        if job.made_from:
-            self._compare(job, report)
-        else:
-            self._make(job, report, directory or self._directory)
+        """Generates a shard in `directory` if given, else in the directory of all shards."""
+        if self._encode is None:
+            self._encode = self._problem.encoder(self._directory)
+        bad = BadSamples(self._problem.name, self._bad_limit, report.bad_sample)
+        dtypes = self._problem.columns(self._directory)
+        with ShardWriter(directory or self._directory, job.name, dtypes) as writer:
+            for number, read in self._reads(job, report):
+                sample = None
+                try:
+                    sample = read()
+                    writer.add(*self._encode(sample))
+                except SkippedSampleError as reason:
+                    writer.skip(str(reason))
+                except NOT_THE_SAMPLES_FAULT:
+                    raise
+                except Exception as error:  # a user's problem raises any type
+                    writer.skip_bad(bad.add(job.split, number, error, sample))
 
     def workers_worth(self, jobs: Sequence[_Job], total: int) -> int:
         """Estimates the useful number of processes from the encoding time of some samples."""
@@ -230,38 +234,6 @@ class _ShardBuilder:
                 break
         seconds = (time.monotonic() - start) * total / num_tried
         return max(1, min(default_workers(), int(seconds / _WORKER_SECONDS)))
-
-    def _make(self, job: _Job, report: SampleReport, directory: Path) -> None:
-        if self._encode is None:
-            self._encode = self._problem.encoder(self._directory)
-        bad = BadSamples(self._problem.name, self._bad_limit, report.bad_sample)
-        dtypes = self._problem.columns(self._directory)
-        with ShardWriter(directory, job.name, dtypes) as writer:
-            for number, read in self._reads(job, report):
-                sample = None
-                try:
-                    sample = writer.samples.read(read)
-                    writer.add(*self._encode(sample))
-                except SkippedSampleError as reason:
-                    writer.skip(str(reason))
-                except NOT_THE_SAMPLES_FAULT:
-                    raise
-                except Exception as error:  # a user's problem raises any type
-                    writer.skip_bad(bad.add(job.split, number, error, sample))
-
-    def _compare(self, job: _Job, report: SampleReport) -> None:
-        digest = SampleDigest()
-        for _, read in self._reads(job, report):
-            try:
-                digest.read(read)
-            except NOT_THE_SAMPLES_FAULT:
-                raise
-            except Exception:  # the digest contains the error
-                continue
-        if digest.hexdigest() != job.made_from:
-            raise ChangedSourcesError(
-                f"{self._problem.name} had other samples of {job.split} before the interruption"
-            )
 
     def _reads(
         self, job: _Job, report: SampleReport | None

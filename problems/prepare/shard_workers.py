@@ -36,7 +36,7 @@ class Builder(Protocol):
     """Makes one shard; it is pickled for the workers."""
 
     def carry_out(self, job: Any, report: SampleReport, directory: Path | None = None) -> None:
-        """Makes or checks a shard; writes a new shard into `directory`, if given."""
+        """Makes a shard in `directory`, if given."""
 
 
 class _SharedReport:

@@ -53,7 +53,7 @@ def write_checks(home, shards):
         files = [path for path in home.glob(f"{number}.*") if path.suffix != ".checks"]
         crc32 = {path.name: zlib.crc32(path.read_bytes()).to_bytes(4, "little") for path in files}
         crc32 = {name: checksum.hex() for name, checksum in crc32.items()}
-        fields = {"samples": "", "bad": [], "block_bytes": 1 << 26, "crc32": crc32}
+        fields = {"bad": [], "block_bytes": 1 << 26, "crc32": crc32}
         (home / f"{number}.checks").write_text(json.dumps(fields))
 
 
