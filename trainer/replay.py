@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +18,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.object_store.mirror import mirror_of
-from t2tp.optim.nonfinite import first_nonfinite, first_unusual
+from t2tp.optim.nonfinite import first_nonfinite
 from t2tp.optim.per_row import RowsMixedError, row_losses_and_norms
 from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
@@ -27,7 +26,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.reports import scalars_in
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
-from t2tp.trainer.inputs.inputs import Batch, BatchStream, features_of_batch, shapes_of_batch
+from t2tp.trainer.inputs.inputs import Batch, features_of_batch
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.references import References
@@ -40,11 +39,6 @@ _TEXT_FEATURES = ("inputs", "targets")
 # A device computes the gradients of several rows at once, if they have at most this number of
 # elements in total: 1 GiB in float32.
 _MOST_AT_ONCE = 1 << 28
-
-# A tensor is unusual if its largest magnitude is above `_UNUSUAL` times its largest magnitude in
-# each of the next batches. All batches are measured with the same values of the variables.
-_UNUSUAL = 4.0
-_USUAL_BATCHES = 3
 
 
 @dataclass(frozen=True)
@@ -76,8 +70,6 @@ class ReplayedStep:
       logged: loss and gradient norm from the run's TensorBoard events; empty if the step was not
         reported, or rows were left out.
       first_nonfinite: name of the step's first non-finite tensor, if there is one.
-      first_unusual: name of the first tensor that is far larger than in other batches, if there is
-        one.
       updates: variable -> norm of its update / norm of the variable, the largest first.
     """
 
@@ -87,7 +79,6 @@ class ReplayedStep:
     logged: Mapping[str, float]
     examples: Sequence[ReplayedExample]
     first_nonfinite: str | None
-    first_unusual: str | None
     updates: Mapping[str, float]
 
     @property
@@ -127,7 +118,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     batch, rows = _without(stream[step - 1], without_rows)
     features = features_of_batch(batch, inputs.features)
     examples = _examples(spec, estimator, batch, rows, inputs.features)
-    magnitudes, usual = _magnitudes(estimator, batch, features, stream, step)
+    magnitudes = estimator.magnitude_program(features)(batch, step=step - 1)
     program = estimator.build(ModeKeys.TRAIN, features)
     before = _values(program.variables)
     outputs = program(batch, step=step - 1)
@@ -141,7 +132,6 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
         {} if without_rows else _logged(spec.config.output_dir, step),
         examples,
         first_nonfinite(magnitudes),
-        first_unusual(magnitudes, usual, _UNUSUAL),
         dict(sorted(updates.items(), key=lambda each: (math.isfinite(each[1]), -each[1]))),
     )
 
@@ -204,22 +194,6 @@ def _without(batch: Batch, left_out: Sequence[int]) -> tuple[dict[str, np.ndarra
     if not rows:
         raise UsageError(f"no row is left of the batch's {count}")
     return {name: value[rows] for name, value in arrays.items()}, rows
-
-
-def _magnitudes(
-    estimator: Estimator,
-    batch: Batch,
-    features: Mapping[str, Feature],
-    stream: BatchStream,
-    step: int,
-) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
-    """Measures the tensors of a step with its batch, and with later batches of equal shapes."""
-    program = estimator.magnitude_program(features)
-    count = len(next(iter(batch.values())))
-    batches: list[Batch] = [_first_rows(stream[step + k], count) for k in range(_USUAL_BATCHES)]
-    batches = [batch, *(b for b in batches if shapes_of_batch(b) == shapes_of_batch(batch))]
-    measured: list[Mapping[str, Any]] = [dict(program(b, step=step - 1)) for b in batches]
-    return measured[0], measured[1:]
 
 
 def _first_rows(batch: Batch, count: int) -> dict[str, np.ndarray]:

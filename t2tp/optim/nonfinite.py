@@ -1,7 +1,7 @@
-"""Finds the first tensor of a step that is not finite, or that is far larger than usual."""
+"""Finds the first tensor of a step that is not finite."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -61,17 +61,6 @@ def step_tensors(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
 def first_nonfinite(magnitudes: Mapping[str, Any]) -> str | None:
     """Returns the first name with an infinite magnitude; None if there is none."""
     return next((name for name, size in magnitudes.items() if not math.isfinite(size)), None)
-
-
-def first_unusual(
-    magnitudes: Mapping[str, Any], usual: Sequence[Mapping[str, Any]], factor: float
-) -> str | None:
-    """Returns the first name whose magnitude is above `factor` times each of its usual values."""
-
-    def is_unusual(name: str) -> bool:
-        return bool(magnitudes[name] > factor * max(float(each[name]) for each in usual))
-
-    return next(filter(is_unusual, magnitudes), None) if usual else None
 
 
 class LargestMagnitudesOperation(Operation):

@@ -44,11 +44,6 @@ def _summary(replayed: ReplayedStep, spec: RunSpec) -> str:
     ]
     if replayed.first_nonfinite:
         lines.append(f"the first tensor that is not finite is the {replayed.first_nonfinite}")
-    elif replayed.first_unusual:
-        lines.append(
-            "the first tensor that is far larger than in the next batches is the"
-            f" {replayed.first_unusual}"
-        )
     lines.append("largest updates, relative to the variable:")
     lines += [f"  {x:9.3g}  {name}" for name, x in list(replayed.updates.items())[:_SHOWN]]
     lines.append("largest gradients:  row, norm, loss, text")

@@ -24,7 +24,6 @@ from t2tp.trainer.hooks.profile import ProfileHook
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaHook
 from t2tp.trainer.hooks.reports import ReportHook, Sink
-from t2tp.trainer.hooks.slow_stage import SlowStage
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.run_config import RunConfig, profile_range
@@ -89,9 +88,6 @@ def default_hooks(
             lambda step, scalars: log.write("report", step, scalars),
             track,
         ]
-        # GPUs work asynchronously, so idle shares cannot be measured on the host.
-        if program.layout.num_stages > 1 and program.cluster.on_cpu:
-            sinks.append(SlowStage(log).report)
         report = ReportHook(
             config.log_step_count_steps,
             sinks,
