@@ -15,7 +15,7 @@ these partial sums of all processors along the axis.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -101,21 +101,26 @@ class ExpertNetworkOperation(Operation):
         return [grads[0], None, *grads[1:]]
 
     def lower(self, lowering: Lowering) -> None:
-        lowering.set_partial_sum(self.outputs[0], self.forward(lowering).output, self.summed)
+        lowering.set_partial_sum(
+            self.outputs[0], self.forward(lowering, self.inputs).output, self.summed
+        )
 
-    def forward(self, lowering: Lowering) -> _Forward:
+    def forward(self, lowering: Lowering, inputs: Sequence[upstream.Tensor]) -> _Forward:
         """Returns the forward pass, which is built once per TensorFlow graph.
 
         The gradient reuses the intermediate results of the forward pass, unless the gradient is in
-        another graph or the layer is recomputed.
+        another graph, the layer is recomputed, or ZeRO stage 3 gathers the weights again: then
+        `inputs` has other tensors for the weights, and the first ones can be freed.
         """
-        return lowering.shared(("experts", id(self)), lambda: self._forward(lowering))
+        return lowering.shared(
+            ("experts", id(self), *inputs), lambda: self._forward(lowering, inputs)
+        )
 
-    def _forward(self, lowering: Lowering) -> _Forward:
+    def _forward(self, lowering: Lowering, inputs: Sequence[upstream.Tensor]) -> _Forward:
         mesh_impl = lowering.mesh_impl(self)
-        x, choices, *others = (lowering.slice(t) for t in self.inputs)
-        inputs = [tf.identity(t) for t in (x, *others)]
-        x, gates, *weights = inputs
+        x, choices, *others = (lowering.slice(t) for t in inputs)
+        differentiated = [tf.identity(t) for t in (x, *others)]
+        x, gates, *weights = differentiated
         (first,) = mesh_impl.slice_begin_tensors(upstream.Shape([self._experts]))
         axis = mesh_impl.tensor_dimension_to_mesh_axis(self._d_ff)
         # If d_ff is split, only one processor along its axis adds the output's bias, because the
@@ -141,7 +146,7 @@ class ExpertNetworkOperation(Operation):
                     for e, expert in enumerate(experts)
                 ]
             )
-            return _Forward(inputs, tf.reshape(y, x.shape))
+            return _Forward(differentiated, tf.reshape(y, x.shape))
         count = len(experts)
         local = tf.where((local < 0) | (local >= count), count, local)
         # tf.math.bincount is not deterministic on GPUs.
@@ -154,7 +159,7 @@ class ExpertNetworkOperation(Operation):
         gate = tf.gather(tf.reshape(gates, [-1, 1]), order)
         y = tf.cast(y, tf.float32) * gate
         y = tf.math.unsorted_segment_sum(y, rows, flat.shape[0])
-        return _Forward(inputs, tf.reshape(tf.cast(y, x.dtype), x.shape))
+        return _Forward(differentiated, tf.reshape(tf.cast(y, x.dtype), x.shape))
 
 
 class ExpertNetworkGradOperation(GradientOperation):
@@ -165,7 +170,7 @@ class ExpertNetworkGradOperation(GradientOperation):
         return 2 * self.forward.slice_flops(layout)
 
     def lower(self, lowering: Lowering) -> None:
-        forward = self.forward.forward(lowering)
+        forward = self.forward.forward(lowering, self.inputs[:-1])
         dy = lowering.slice(self.inputs[-1])
         grads = tf.gradients(
             forward.output,

@@ -48,8 +48,8 @@ CASES = {
             rules=f"{MEGATRON};residual_length:model", num_hidden_layers=2, sequence_parallel=True
         ),
     ),
-    "experts in every other layer": (
-        *("moe", "stage:2;data:2", dict(rules=MEGATRON) | ZERO_BUBBLE | DROPLESS),
+    "experts in every other layer, ZeRO 3": (
+        *("moe", "stage:2;data:2", dict(rules="batch:data", zero=3) | ZERO_BUBBLE | DROPLESS),
     ),
     "two stacks, tensor": ("encdec", "stage:2;model:2", dict(rules=MEGATRON) | ZERO_BUBBLE | TWO),
     "two stacks with experts": ("moe_encdec", "stage:2", dict(schedule="gpipe", **TWO)),
