@@ -15,7 +15,6 @@ and stored as an example, and the features of a batch. A problem of the family p
 from __future__ import annotations
 
 import abc
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -42,7 +41,6 @@ from t2tp.problems.data.row_index import IndexDirectory, check_indexes
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.metrics import compute
 from t2tp.problems.prepare import prepare, prepared
-from t2tp.problems.prepare.overlap import report_overlaps
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
 from t2tp.problems.text_scores import score
@@ -300,21 +298,17 @@ class Problem(Preparable):
         return manifest
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
-        """Checks every byte of the data, reading `num_workers` files at a time.
-
-        Reports examples that occur in two splits, as `prepare` does.
-        """
+        """Checks every byte of the data, reading `num_workers` files at a time."""
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
         # Opened first, which compares the sizes of large files with their checksums.
-        stored = {split: [self.stored(data_dir, split)] for split in self.splits}
+        stored = [self.stored(data_dir, split) for split in self.splits]
         with prepared.advising(self.name, command):
             manifest.check_contents(directory, num_workers, self.name)
         check_indexes(self.index_directory(data_dir).path)
-        for columns in itertools.chain.from_iterable(stored.values()):
+        for columns in stored:
             for column in columns.values():
                 column.check()
-        report_overlaps(self.name, stored)
         return manifest
 
     def datagen_command(self, data_dir: AnyPath) -> str:

@@ -37,7 +37,6 @@ from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.hooks.nonfinite import NonfiniteStepError, TrainingDivergedError, replayed_cause
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaMismatchError, name_wrong_device
-from t2tp.trainer.hooks.trackers import Tracker, check_tracker, open_tracker
 from t2tp.trainer.inference.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.inputs.inputs import Batch, BatchStream, InputFn, Inputs, features_of_batch
 from t2tp.trainer.inputs.prefetch import prefetched
@@ -97,7 +96,7 @@ class Estimator:
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
-          ValueError: a checkpoint setting cannot be parsed, or the tracker is not installed.
+          ValueError: a checkpoint setting cannot be parsed.
         """
         self.config = config
         self.layout = layout or Layout.from_hparams(hparams)
@@ -105,7 +104,6 @@ class Estimator:
         self._model_fn = model_fn
         self._model_fn_takes = frozenset(inspect.signature(model_fn).parameters)
         self._hparams = hparams
-        check_tracker(config.tracker)
         self._cluster: Cluster | None = None
         self._variables: Variables | None = None
         self._teacher = teacher
@@ -116,7 +114,6 @@ class Estimator:
         self._checkpoints = RunCheckpoints(config, self.layout, vocabulary)
         self._lock: RunLock | None = None
         self.log = JsonLog()
-        self._tracker: Tracker | None = None
         self._heartbeat: Heartbeat | None = None  # Only while training.
 
     def connect(self) -> Cluster:
@@ -242,7 +239,6 @@ class Estimator:
             if self.connect().is_main_process:
                 self._checkpoints.inherit_files()
             self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
-            self._open_tracker()
             with self._checkpoints.saver_of(
                 program.variables,
                 inputs.batch_sizes,
@@ -421,18 +417,6 @@ class Estimator:
         """
         self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
 
-    def track(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Sends scalars to the tracker of the config, from process 0."""
-        self._open_tracker()
-        if self._tracker is not None:
-            self._tracker(step, scalars)
-
-    def _open_tracker(self) -> None:
-        """Opens the config's tracker in process 0, once."""
-        if self.config.tracker and self._tracker is None and self.connect().is_main_process:
-            values = self._hparams.values() if isinstance(self._hparams, HParams) else {}
-            self._tracker = open_tracker(self.config.tracker, self.config.output_dir, values)
-
     def program(
         self, step_fn: StepFn, features: Mapping[str, Feature], exact: bool = False
     ) -> Program:
@@ -513,7 +497,6 @@ class Estimator:
                 log=self.log,
                 heartbeat=self._heartbeat,
                 progress=progress,
-                track=self.track,
             )
             run_info = {"max_steps": training.max_steps, "run": os.path.abspath(config.output_dir)}
             self.log.write("began", first_step, run_info)

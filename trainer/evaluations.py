@@ -62,7 +62,6 @@ class SplitEvaluation:
             self.summaries.write(step, metrics)
             self.record.add(step, metrics)
             self._estimator.log.write("evaluation", step, {"on": self._directory, **metrics})
-            self._estimator.track(step, {f"{self._directory}/{n}": v for n, v in metrics.items()})
         if self._samples is not None:
             self._samples.write(step, self.summaries if is_main else None)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

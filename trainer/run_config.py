@@ -52,8 +52,6 @@ class RunConfig:
         "": the weights at the run's start.
       log_step_count_steps: steps between reports in the log and in TensorBoard.
       log_json: file to append lines of JSON to, see `JsonLog`; `-`: stdout; empty: none.
-      tracker: where to send scalars: `wandb` or `mlflow`, with an optional project as in
-        `wandb:my_project`; empty: nowhere.
       histogram_steps: steps between histograms of the trainable variables; None: no histograms.
       check_replicas_every: steps between two checks; 0: no checks. A check compares the devices'
         replicas of variables, and the results that devices compute from the same rows. The replicas
@@ -88,7 +86,6 @@ class RunConfig:
     reference_from: str = ""
     log_step_count_steps: int = 100
     log_json: str = ""
-    tracker: str = ""
     histogram_steps: int | None = None
     check_replicas_every: int = 0
     profile_steps: str = ""

@@ -129,7 +129,7 @@ class Manifest:
       vocabulary: SHA-256 of the vocabulary; "" without one.
       files: the state of every file of the directory except the manifest, by relative path.
       format: version of the layout of the files.
-      overlaps: split -> earlier split -> number of examples that occur in both.
+      overlaps: not used; data of earlier versions have numbers here.
     """
 
     problem: str
@@ -227,13 +227,7 @@ class Manifest:
 
     def summary(self) -> str:
         """Formats the sizes for humans, one line per split."""
-        return "\n".join(
-            f"{name}: {sizes.summary()}{self._overlap(name)}" for name, sizes in self.splits.items()
-        )
-
-    def _overlap(self, split: str) -> str:
-        overlap = self.overlaps.get(split, {})
-        return "".join(f", {count:,} of them also in {other}" for other, count in overlap.items())
+        return "\n".join(f"{name}: {sizes.summary()}" for name, sizes in self.splits.items())
 
 
 def write_options(directory: Path, options: Mapping[str, Any]) -> None:

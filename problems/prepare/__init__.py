@@ -2,7 +2,6 @@
 
 `prepare.py` makes the directory: vocabulary, shards (`shard_generation.py`, in several processes)
 and manifest. The samples of a split are opened with random access (`open_samples.py`) and read in a
-fixed shuffled order (`split_samples.py`). An interrupted attempt is resumed if its plan (`plan.py`)
-and its samples are unchanged. `overlap.py` finds examples that occur in two splits. Problems
-implement the interface in `preparable.py`.
+fixed shuffled order (`split_samples.py`). An interrupted attempt is resumed if its plan is
+unchanged. Problems implement the interface in `preparable.py`.
 """

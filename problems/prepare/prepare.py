@@ -19,11 +19,9 @@ import numpy as np
 from absl import logging
 
 from t2tp.problems.data import atomic_directory, manifest
-from t2tp.problems.data.columns import open_columns
 from t2tp.problems.data.manifest import Dtype, FileState, Manifest, SplitSizes
 from t2tp.problems.data.shards import finished_names, read_checks
 from t2tp.problems.prepare.open_samples import OpenSamples, remove_spooled
-from t2tp.problems.prepare.overlap import Split, report_overlaps
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings, beam_for_downloads
 from t2tp.problems.prepare.shard_generation import ChangedSourcesError, make_shards
@@ -39,7 +37,6 @@ class _DirectoryContents(NamedTuple):
     Attributes:
       vocabulary: name of the vocabulary's file; "" without a vocabulary.
       provenance: see `Manifest.origin`.
-      stored: split -> its columns as stored, separately for each problem of a mixture.
       files: files whose state is known; other files are read to compute the digest.
     """
 
@@ -47,7 +44,6 @@ class _DirectoryContents(NamedTuple):
     provenance: dict[str, Any]
     columns: Mapping[str, np.dtype]
     splits: dict[str, SplitSizes]
-    stored: Mapping[str, Split]
     files: Mapping[str, FileState]
 
 
@@ -136,12 +132,8 @@ def _make_shards(
     remove_spooled(directory)
     _report_skipped(problem, sizes, _bad_samples(directory))
     columns = problem.columns(directory)
-    stored = {
-        split: [open_columns(directory, split, split_sizes.shards, columns)]
-        for split, split_sizes in sizes.items()
-    }
     provenance = problem.provenance(directory, samples.scratch)
-    return _DirectoryContents(vocabulary, provenance, columns, sizes, stored, files)
+    return _DirectoryContents(vocabulary, provenance, columns, sizes, files)
 
 
 def _fill_parts(
@@ -162,10 +154,6 @@ def _fill_parts(
         problem.provenance(directory, samples.scratch),
         contents[0].columns,
         {split: sum(rest, first) for split, (first, *rest) in splits.items()},
-        {
-            split: [columns for each in contents for columns in each.stored[split]]
-            for split in problem.splits
-        },
         files={},
     )
 
@@ -190,7 +178,6 @@ def _write_manifest(problem: Preparable, directory: Path, contents: _DirectoryCo
         contents.splits,
         files[contents.vocabulary].sha256 if contents.vocabulary else "",
         dict(sorted(files.items())),
-        overlaps=report_overlaps(problem.name, contents.stored),
     ).write(directory)
 
 

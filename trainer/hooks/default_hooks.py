@@ -23,7 +23,7 @@ from t2tp.trainer.hooks.nonfinite import NonfiniteHook
 from t2tp.trainer.hooks.profile import ProfileHook
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaHook
-from t2tp.trainer.hooks.reports import ReportHook, Sink
+from t2tp.trainer.hooks.reports import ReportHook
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.run_config import RunConfig, profile_range
@@ -65,7 +65,6 @@ def default_hooks(
     log: JsonLog,
     heartbeat: Heartbeat | None,
     progress: TrainingProgress | None,
-    track: Sink,
 ) -> list[Hook]:
     """Returns the default hooks of a training, in the order of their calls.
 
@@ -86,7 +85,6 @@ def default_hooks(
             summaries.write,
             progress.report,
             lambda step, scalars: log.write("report", step, scalars),
-            track,
         ]
         report = ReportHook(
             config.log_step_count_steps,

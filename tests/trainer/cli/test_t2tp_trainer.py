@@ -172,7 +172,7 @@ CONFIGS = {
         f"flags: {{{name}: {value}}}": f"{name}={value} "
         for name, value in {
             **{"t2t_usr_dir": "/code", "tmp_dir": "/a", "log_json": "/a"},
-            **{"tracker": "wandb:x", "coordinator": "other:1", "num_processes": "2"},
+            **{"coordinator": "other:1", "num_processes": "2"},
             **{"process_id": "1", "generate_data": "true"},
         }.items()
     },
