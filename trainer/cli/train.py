@@ -90,7 +90,7 @@ def run(invocation: Invocation) -> None:
         if flags.output_dir:
             run_files.check_writable(flags.output_dir)
         spec = spec_from_flags(flags)
-    if flags.explain_layout or flags.check_layout or flags.check_transfer:
+    if flags.explain_layout or flags.check_layout:
         _examine(flags, spec)
         return
     with joined(flags, spec):
@@ -165,19 +165,13 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
         if experiment is not None:
             found = explanation = experiment.explain()
             page = explanation.html()
-        elif flags.check_layout:
+        else:
             # Imported here, because a training needs no checks.
             from t2tp.trainer.layout_check import check_run_layout
 
             found = compared = check_run_layout(spec)
             if not compared.check.agrees:
                 failure = "the layout does not compute what one device computes"
-        else:
-            from t2tp.trainer.transfer_check import check_transfer
-
-            found = transfer = check_transfer(spec)
-            if not transfer.agrees:
-                failure = "activations grow with the width: the rates do not transfer"
     print(found)
     if page:
         path = Path(spec.config.output_dir, "layout.html")
