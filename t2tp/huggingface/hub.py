@@ -15,7 +15,6 @@ from t2tp.huggingface.model_directory import (
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.chat_template import TEMPLATE_FILE
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, GENERATION_FILE, TOKENIZER_FILE
-from t2tp.processes.cluster import Cluster
 
 # An organization or user, a model, and a branch, tag or commit.
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
@@ -28,11 +27,10 @@ _SMALL_FILES = (
 )
 
 
-def local_directory(name: str, cluster: Cluster) -> Path:
+def local_directory(name: str) -> Path:
     """Returns the directory of a model; downloads the model into the Hub's cache if needed.
 
     The name is a directory, or a model's name on the Hub: `org/name` or `org/name@revision`.
-    Process 0 downloads first.
 
     Raises:
       ConversionError: the model cannot be downloaded, or t2tp does not support its type.
@@ -40,12 +38,7 @@ def local_directory(name: str, cluster: Cluster) -> Path:
     path, match = Path(name).expanduser(), _NAME.fullmatch(name)
     if match is None or path.exists():
         return path
-    if not cluster.is_main_process:
-        cluster.barrier("the model is downloaded")
-    directory = _download(match[1], match[2])
-    if cluster.is_main_process:
-        cluster.barrier("the model is downloaded")
-    return directory
+    return _download(match[1], match[2])
 
 
 def _download(model: str, revision: str | None) -> Path:

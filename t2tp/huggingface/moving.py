@@ -17,7 +17,6 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_directory import INDEX_FILE, WEIGHTS_FILE, ModelDirectory
 from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, TensorPiece, Variable
-from t2tp.processes.cluster import ALONE, Cluster
 
 Progress = Callable[[int], object]
 
@@ -49,14 +48,13 @@ def import_tensors(
     directory: Path,
     dtype: str = "",
     progress: Progress = lambda count: None,
-    cluster: Cluster = ALONE,
     origin: str = "",
 ) -> Path:
     """Writes the checkpoint of step 0 in `directory`, and returns the checkpoint's directory.
 
     The dtype "" keeps each tensor's dtype. `progress` is called with the number of values read
-    since the last call. Each process of `cluster` writes its share of the slices. `origin` is the
-    model's name on the Hub; by default the path of `source` is recorded as the origin.
+    since the last call. `origin` is the model's name on the Hub; by default the path of `source` is
+    recorded as the origin.
 
     Raises:
       ConversionError: the dtype of a tensor is not supported.
@@ -68,15 +66,8 @@ def import_tensors(
         TRAINABLE: [each.name for each in variables],
         SOURCE: origin or str(source.path),
     }
-    plan = _plan(variables)
-    return save_in_parts(
-        directory,
-        0,
-        (_part(source, boxes, dtypes, progress) for boxes in cluster.share(plan)),
-        metadata,
-        num_parts=len(plan),
-        cluster=cluster,
-    )
+    parts = (_part(source, boxes, dtypes, progress) for boxes in _plan(variables))
+    return save_in_parts(directory, 0, parts, metadata)
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
@@ -154,29 +145,23 @@ def export_tensors(
     dtype: str = "",
     progress: Progress = lambda count: None,
     most_bytes: int = MOST_BYTES,
-    cluster: Cluster = ALONE,
 ) -> None:
     """Writes the files of tensors, and their index if there are several.
 
     The dtype "" keeps each variable's dtype. `progress` is called with the number of values written
-    since the last call. A tensor larger than `most_bytes` gets its own file. Each process of
-    `cluster` writes whole files, because two processes that write into the same file on a file
-    server might lose values.
+    since the last call. A tensor larger than `most_bytes` gets its own file.
 
     Raises:
       OSError: a file cannot be read or written.
     """
     files = _files(saved, variables, dtype, most_bytes)
-    if cluster.is_main_process and len(files) > 1:
+    if len(files) > 1:
         _write_index(directory, files)
     places: dict[str, TensorInfo] = {}
-    for name, tensors in cluster.share([*files.items()]):
+    for name, tensors in files.items():
         places |= create(directory / name, tensors)
     for variable in variables:
-        pieces = [each for each in variable.pieces if each.theirs in places]
-        if not pieces:
-            continue
-        views = [(each, each.view(places[each.theirs].opened("r+"))) for each in pieces]
+        views = [(each, each.view(places[each.theirs].opened("r+"))) for each in variable.pieces]
         for part in _slices(saved, variable):
             value = saved.read([part])[0].numpy()
             for piece, view in views:

@@ -120,10 +120,6 @@ class Cluster:
         if self.coordination is not None:
             self.coordination.report("failed", one_line(error))
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Returns this process's share of some work: every `num_processes`-th item."""
-        return items[self.process_id :: self.num_processes]
-
     @property
     def on_one_host(self) -> bool:
         """Whether all processes are known to run on this host."""

@@ -1,9 +1,6 @@
 """`t2tp_convert`: converts between a run and a Hugging Face checkpoint."""
 
 import contextlib
-import dataclasses
-import functools
-import glob
 import itertools
 import json
 import math
@@ -32,56 +29,30 @@ from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.moving import SOURCE, import_tensors
 from t2tp.huggingface.tensor_map import Variable, variables
 from t2tp.problems.vocab.special_tokens import read_if_there
-from t2tp.processes.cluster import ALONE, Cluster, connect
 from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import completed, sets_of
-from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 
 _PARTIAL = "made"
-# Flags that must be the same in all processes.
-_SETTINGS = (
-    *("from_hf", "to_hf", "output_dir", "dtype", "problem", "problem_options"),
-    *("model_type", "checkpoint_path", "weights", "max_shard_size", "merge_lora"),
-)
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 
 
 def run(invocation: Invocation) -> None:
-    """Converts as the flags say, and prints the new directory.
-
-    Several processes share the work, on a common file system: each converts different slices.
-    """
+    """Converts as the flags say, and prints the new directory."""
     flags = invocation.flags
     if bool(flags.from_hf) == bool(flags.to_hf):
         raise UsageError("give either --from_hf=DIR or --to_hf=DIR")
     convert = _to_run if flags.from_hf else _to_directory
-    if invocation.process is None:
-        with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-            print(convert(flags, ALONE))
-        return
-    join = functools.partial(
-        connect,
-        invocation.process.num_processes,
-        num_processes=flags.num_processes,
-        process_id=flags.process_id,
-        coordinator=flags.coordinator,
-    )
-    with multiprocess.joined(join) as cluster:
-        patient = dataclasses.replace(cluster, time_limit=math.inf)
-        multiprocess.check_same(cluster, {name: flags[name].value for name in _SETTINGS})
-        with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-            directory = convert(flags, patient)
-    if cluster.is_main_process:
-        print(directory)
+    with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
+        print(convert(flags))
 
 
-def _to_run(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
+def _to_run(flags: absl_flags.FlagValues) -> Path:
     """Converts a Hugging Face checkpoint to a run."""
-    source = ModelDirectory.from_path(local_directory(flags.from_hf, cluster))
+    source = ModelDirectory.from_path(local_directory(flags.from_hf))
     model_type = source.model_type
     huggingface_files.check_files(source.path)
     hparams = source.hparams()
@@ -93,18 +64,17 @@ def _to_run(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     settings = {"model": model_type.model, "problem": problem, "hparams_set": ""}
     settings["problem_options"] = flags.problem_options
     output_dir = Path(flags.output_dir).expanduser()
-    with _made(output_dir, cluster) as partial:
-        with _progress(found, "reading", cluster) as progress:
+    with _made(output_dir) as partial:
+        with _progress(found, "reading") as progress:
             directory = checkpoint_directory(str(partial))
             origin = "" if os.path.isdir(flags.from_hf) else flags.from_hf
-            import_tensors(source, found, directory, flags.dtype or "", progress, cluster, origin)
-        if cluster.is_main_process:
-            huggingface_files.copy_files(source.path, huggingface_files.directory_in(partial))
-            run_files.write(str(partial), hparams, settings)
+            import_tensors(source, found, directory, flags.dtype or "", progress, origin)
+        huggingface_files.copy_files(source.path, huggingface_files.directory_in(partial))
+        run_files.write(str(partial), hparams, settings)
     return output_dir
 
 
-def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
+def _to_directory(flags: absl_flags.FlagValues) -> Path:
     """Converts a run to a Hugging Face checkpoint."""
     most_bytes = moving.bytes_of(flags.max_shard_size or str(moving.MOST_BYTES))
     saved_run = run_files.read_run(flags.output_dir)
@@ -127,21 +97,19 @@ def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     found = _variables(model_type, hparams)
     moving.check_fits(saved, found)
     to_hf = Path(flags.to_hf).expanduser()
-    with _made(to_hf, cluster) as partial:
+    with _made(to_hf) as partial:
         if adapters is not None and not flags.merge_lora:
-            if cluster.is_main_process:
-                origin = {"_name_or_path": saved.metadata.get(SOURCE)}
-                export_adapters(tuned, found, adapters, config | origin, partial, dtype)
+            origin = {"_name_or_path": saved.metadata.get(SOURCE)}
+            export_adapters(tuned, found, adapters, config | origin, partial, dtype)
             return to_hf
-        with _progress(found, "writing", cluster) as progress:
-            moving.export_tensors(saved, found, partial, dtype, progress, most_bytes, cluster)
-        if cluster.is_main_process:
-            if kept.is_dir():
-                huggingface_files.copy_files(kept, partial)
-            dtype = dtype or saved.dtypes()[found[0].name].name
-            named = {name: dtype for name in _DTYPE_NAMES if name in config} or {"dtype": dtype}
-            text = json.dumps({**config, **named}, indent=2, sort_keys=True)
-            (partial / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        with _progress(found, "writing") as progress:
+            moving.export_tensors(saved, found, partial, dtype, progress, most_bytes)
+        if kept.is_dir():
+            huggingface_files.copy_files(kept, partial)
+        dtype = dtype or saved.dtypes()[found[0].name].name
+        named = {name: dtype for name in _DTYPE_NAMES if name in config} or {"dtype": dtype}
+        text = json.dumps({**config, **named}, indent=2, sort_keys=True)
+        (partial / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     return to_hf
 
 
@@ -220,46 +188,24 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
 
 
 @contextlib.contextmanager
-def _made(directory: Path, cluster: Cluster) -> Iterator[Path]:
+def _made(directory: Path) -> Iterator[Path]:
     """Yields a temporary directory, and renames it to `directory` at the end."""
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise UsageError(f"{directory} exists: name a new directory")
     run_files.check_writable(str(directory), "the directory")
     parent = directory.absolute().parent
-    prefix = f".{directory.name}.t2tp-convert-"
-    cluster.barrier("nothing is there")
-    if cluster.is_main_process:
-        parent.mkdir(parents=True, exist_ok=True)
-        with scratch_directory(parent, prefix) as scratch:
-            partial = scratch / _PARTIAL
-            partial.mkdir()
-            cluster.barrier("the directory is there")
-            yield partial
-            cluster.barrier("all is written")
-            os.replace(partial, directory)
-    else:
-        cluster.barrier("the directory is there")
-        # Process 0 has already removed leftovers of killed conversions.
-        found = list(parent.glob(f"{glob.escape(prefix)}*/{_PARTIAL}"))
-        if len(found) != 1:
-            raise UsageError(
-                f"{parent} is not the directory that process 0 writes to: all processes need the"
-                " same file system"
-            )
-        yield found[0]
-        cluster.barrier("all is written")
-    cluster.barrier("it has its name")
+    parent.mkdir(parents=True, exist_ok=True)
+    with scratch_directory(parent, f".{directory.name}.t2tp-convert-") as scratch:
+        partial = scratch / _PARTIAL
+        partial.mkdir()
+        yield partial
+        os.replace(partial, directory)
 
 
 @contextlib.contextmanager
-def _progress(
-    found: Sequence[Variable], what: str, cluster: Cluster
-) -> Iterator[Callable[[int], object]]:
-    """Yields a function that advances a progress bar by a number of values.
-
-    Only process 0 shows the bar. The bar assumes that the other processes are equally fast.
-    """
+def _progress(found: Sequence[Variable], what: str) -> Iterator[Callable[[int], object]]:
+    """Yields a function that advances a progress bar by a number of values."""
     total = sum(math.prod(each.shape) for each in found)
-    is_hidden = None if cluster.is_main_process else True  # None: hidden without a terminal.
-    with tqdm(desc=what, total=total, unit=" values", unit_scale=True, disable=is_hidden) as bar:
-        yield lambda count: bar.update(count * cluster.num_processes)
+    # The bar is hidden without a terminal.
+    with tqdm(desc=what, total=total, unit=" values", unit_scale=True, disable=None) as bar:
+        yield bar.update
