@@ -90,7 +90,7 @@ def save_in_parts(
     """Saves like `save`, with only one part in memory at a time.
 
     `parts` has slices and their values, computed lazily. Each part that has slices becomes one data
-    file. Each process passes its own `Cluster.share` of the parts. `num_parts` is the number of
+    file. With several processes, each passes its own parts. `num_parts` is the number of
     parts in all processes, required with several processes. A process other than 0 whose share is
     empty returns normally even if another process fails.
     """
