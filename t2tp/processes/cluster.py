@@ -17,7 +17,6 @@ from t2tp.processes.coordination import JOB, CoordinationClient, one_line
 from t2tp.processes.messages import Channel
 from t2tp.processes.rendezvous import ending_together, rendezvous
 
-
 # How long processors wait for each other in a collective or at a barrier, in seconds.
 TIME_LIMIT = 600.0
 
