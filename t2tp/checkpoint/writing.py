@@ -66,15 +66,7 @@ def save(
       OSError: the checkpoint could not be written, or its name belongs to a checkpoint that is
         unreadable or of a newer format. Earlier checkpoints are unaffected.
     """
-    return save_in_parts(
-        directory,
-        step,
-        [values],
-        metadata,
-        num_parts=cluster.num_processes,
-        metrics=metrics,
-        cluster=cluster,
-    )
+    return save_in_parts(directory, step, [values], metadata, metrics=metrics, cluster=cluster)
 
 
 def save_in_parts(
@@ -83,19 +75,14 @@ def save_in_parts(
     parts: Iterable[Sequence[tuple[Slice, tf.Tensor]]],
     metadata: dict,
     *,
-    num_parts: int | None = None,
     metrics: Mapping[str, float] | None = None,
     cluster: Cluster = ALONE,
 ) -> Path:
     """Saves like `save`, with only one part in memory at a time.
 
     `parts` has slices and their values, computed lazily. Each part that has slices becomes one data
-    file. With several processes, each passes its own parts. `num_parts` is the number of
-    parts in all processes, required with several processes. A process other than 0 whose share is
-    empty returns normally even if another process fails.
+    file. With several processes, each passes one part.
     """
-    if num_parts is None and cluster.num_processes > 1:
-        raise ValueError(f"{cluster.num_processes} processes need the number of all parts.")
     saving = _Saving(Path(directory), step, cluster, uuid.uuid4().hex)
     num_written = 0
 
@@ -103,12 +90,12 @@ def save_in_parts(
         nonlocal num_written
         for values in parts:
             _check_values(values)
-            saving.write(cluster.process_id + num_written * cluster.num_processes, values)
+            saving.write(cluster.process_id + num_written, values)
             num_written += 1
 
     def finish() -> None:
         if cluster.is_main_process:
-            count = num_written if num_parts is None else num_parts
+            count = num_written if cluster.num_processes == 1 else cluster.num_processes
             saving.finish(count, metadata, metrics or {})
 
     saving.go_through({"begin": lambda: saving.begin(metadata), "write": write, "finish": finish})

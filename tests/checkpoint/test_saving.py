@@ -13,7 +13,6 @@ from t2tp.checkpoint import (
     save_in_parts,
     set_aside,
 )
-from t2tp.processes.cluster import Cluster
 from tests.checkpoint import samples
 from tests.files import files_of_at_most
 
@@ -182,8 +181,6 @@ def test_parts_that_are_not_all_there_are_refused_and_leave_nothing(tmp_path):
         save_in_parts(tmp_path, 4, [samples.of_step(4)[:3]], {})
     with pytest.raises(ValueError, match="no slices"):
         save_in_parts(tmp_path, 4, [], {})
-    with pytest.raises(ValueError, match="2 processes need the number of all parts"):
-        save_in_parts(tmp_path, 4, [], {}, cluster=Cluster((), 0, 2))
     assert list(tmp_path.iterdir()) == []
 
 
