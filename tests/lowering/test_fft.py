@@ -94,6 +94,38 @@ def test_any_layout_transforms_a_volume_and_sums_over_it(mesh_shape, layout, xla
     assert_close(values["first"], modes[1])
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.complex64, tf.complex128])
+@pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("a:4", "bx:a"), ("a:2", "bx:a")])
+def test_what_blocks_have_in_their_halos_is_added_to_their_neighbours(mesh_shape, layout, dtype):
+    blocks, size, halo = mtf.Dimension("bx", 4), mtf.Dimension("sx", 8), 2
+    x = RNG.normal(size=(4, 8, 3)) + 1j * RNG.normal(size=(4, 8, 3))
+    x = (x if dtype.is_complex else x.real).astype(dtype.as_numpy_dtype)
+
+    def step(mesh, features):
+        del mesh
+        padded = features["padded"]
+        low = mtf.slice(padded, 0, halo, "sx")
+        high = mtf.slice(padded, size.size - halo, halo, "sx")
+        inner = mtf.slice(padded, halo, size.size - 2 * halo, "sx")
+        rest = size.size - 3 * halo
+        inner += mtf.pad(mtf.shift(high, 1, blocks, wrap=True), [0, rest], "sx")
+        inner += mtf.pad(mtf.shift(low, -1, blocks, wrap=True), [rest, 0], "sx")
+        return {"y": inner, "again": mtf.halo_exchange(inner, blocks, inner.shape[1], 1, wrap=True)}
+
+    shape = mtf.Shape([blocks, size, mtf.Dimension("c", 3)])
+    program = t2tp.Program(
+        step, {"padded": t2tp.Feature(shape, dtype)}, mesh_shape=mesh_shape, layout=layout
+    )
+    values = program({"padded": x})
+    wanted = np.zeros((16, 3), x.dtype)
+    for block in range(4):
+        for place in range(8):
+            wanted[(block * 4 + place - halo) % 16] += x[block, place]
+    assert_close(values["y"].reshape(16, 3), wanted)
+    around = np.stack([wanted[np.arange(block * 4 - 1, block * 4 + 5) % 16] for block in range(4)])
+    assert_close(values["again"], around)
+
+
 def assert_close(ours, wanted):
     scale = np.abs(wanted).max()
     np.testing.assert_allclose(ours, wanted, rtol=0, atol=2e-6 * scale)
