@@ -1,6 +1,8 @@
-"""Suggests similar names in errors about unknown names."""
+"""Suggests similar names in errors about unknown names, and matches names with patterns."""
 
 import difflib
+import fnmatch
+import re
 from collections.abc import Callable, Iterable
 
 # Names that other frameworks have, and ours.
@@ -55,6 +57,16 @@ def check_known(
     known = list(known)
     if name not in known:
         raise error(f"{sentence}: {nearest(str(name), known, what)}")
+
+
+def matches(name: str, patterns: str) -> bool:
+    """Whether a name has a part like one of the patterns, which are separated by `|`.
+
+    `*` is any text; `^` and `$` are the name's begin and end. Regular expressions of a file that
+    somebody sent could take forever.
+    """
+    each = [fnmatch.translate(f"*{pattern}*") for pattern in patterns.split("|") if pattern]
+    return bool(each) and re.match("|".join(each), f"^{name}$") is not None
 
 
 def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:

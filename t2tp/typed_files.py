@@ -148,7 +148,10 @@ def parse_json(
     text = content if isinstance(content, str) else _decoded(content, source)
     values, max_values = sum(map(text.count, ",[{")), max_bytes // _BYTES_PER_VALUE
     if len(text) > max_bytes or values > max_values:
-        raise InvalidFileError(f"{source} has over {max_values:,} values, and {len(text):,} bytes")
+        raise InvalidFileError(
+            f"{source} has {values:,} values and {len(text):,} characters, and must have at most"
+            f" {max_values:,} and {max_bytes:,}"
+        )
     try:
         value = json.loads(text)
         _check_tree(value, _MAX_DEPTH, r"\u" in text, allow_infinite)
@@ -364,8 +367,9 @@ class _Converter:
 
     def _choice(self, value: Any, choices: tuple[Any, ...], name: str) -> Any:
         # The types are compared, too, because True == 1 and 1.0 == 1.
-        if value in choices and type(value) in map(type, choices):
-            return value
+        for each in (str(value), _of_plain(value)) if isinstance(value, Plain) else (value,):
+            if each in choices and type(each) in map(type, choices):
+                return each
         self._refuse(name, f"is {_shown(value)}: the values are {', '.join(map(repr, choices))}")
 
     def _union(self, value: Any, kinds: tuple[Any, ...], name: str, limits: Limits | None) -> Any:
@@ -417,7 +421,7 @@ class _Converter:
             self._refuse_type(value, name, kind)
 
     def _refuse_type(self, value: Any, name: str, *kinds: Any) -> NoReturn:
-        expected = " or ".join(_KINDS.get(each, _KINDS[_json_type(each)]) for each in kinds)
+        expected = " or ".join(_KINDS.get(_json_type(each)) or str(each) for each in kinds)
         self._refuse(name, f"is {_shown(value)}, and must be {expected}")
 
     def _refuse(self, name: str, problem: str, link: str = " ") -> NoReturn:

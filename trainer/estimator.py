@@ -436,7 +436,13 @@ class Estimator:
 
     def _step_fn(self, mode: ModeKeys, decode_options: DecodeOptions | None = None) -> StepFn:
         """Returns the step function of a mode."""
-        return lambda mesh, features: self._spec(mode, mesh, features, decode_options).outputs()
+
+        def step_fn(mesh: Mesh, features: dict[str, mtf.Tensor]) -> Mapping[str, mtf.Tensor]:
+            getter = self._checkpoints.plausible() if self._variables is None else None
+            with tf.compat.v1.variable_scope("", custom_getter=getter):
+                return self._spec(mode, mesh, features, decode_options).outputs()
+
+        return step_fn
 
     def _spec(
         self,

@@ -8,9 +8,11 @@ the bit. The scores are in the run's directory, with what they were computed fro
     reference/train-packed-1024.npz    identity, reference_chosen, reference_rejected [rows, pairs]
 """
 
+import contextlib
 import io
 import json
 import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,10 +34,22 @@ from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_spec import RunSpec
+from t2tp.typed_files import open_regular
 
 _DIRECTORY = "reference"
+_MAX_BYTES = 1 << 34
 
 Scores = dict[str, np.ndarray]
+
+
+@contextlib.contextmanager
+def _arrays_of(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """Opens a file of `np.savez`, whose arrays are neither pickled nor larger than the file."""
+    with open_regular(path, _MAX_BYTES) as file:
+        if any(each.compress_type for each in zipfile.ZipFile(file).infolist()):
+            raise ValueError("its arrays are compressed")
+        with np.load(file, allow_pickle=False) as arrays:
+            yield arrays
 
 
 def ignore_references(problem: Problem) -> None:
@@ -81,15 +95,17 @@ class References:
         path = Path(self._spec.config.output_dir, _DIRECTORY, f"{name}.npz")
         identity = json.dumps({"data": self._spec.data_digest, "rows": name})
         scores = self._read(path, identity)
+        data_dir = self._spec.data_dir
+        source = (
+            problem.train_examples(data_dir, length)
+            if training
+            else problem.examples(data_dir, split, length)
+        )
         if scores is None:
-            data_dir = self._spec.data_dir
-            source = (
-                problem.train_examples(data_dir, length)
-                if training
-                else problem.examples(data_dir, split, length)
-            )
             scores = self._compute(source, name)
             self._new[path] = (identity, scores)
+        elif {x.shape for x in scores.values()} != {(len(source), *source.shape(REFERENCES[0]))}:
+            raise UsageError(f"{path} is damaged: it has the scores of another number of rows")
         problem.set_references(split, packed, scores)
 
     def write(self) -> None:
@@ -126,7 +142,7 @@ class References:
                 f" put it back, give --reference_from=RUN, or {advice}"
             )
         try:
-            with np.load(path, allow_pickle=False) as saved:
+            with _arrays_of(path) as saved:
                 if saved["identity"].item() != identity:
                     raise UsageError(
                         f"{path} has the scores of other data than those in"
@@ -134,7 +150,9 @@ class References:
                         f" {advice}"
                     )
                 return {name: np.asarray(saved[name], np.float32) for name in REFERENCES}
-        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        except UsageError:
+            raise
+        except Exception as error:  # NumPy and zipfile raise errors of ten kinds.
             raise UsageError(f"{path} is damaged: {error}; put a copy back, or {advice}") from error
 
     def _reference(self) -> Estimator:

@@ -195,16 +195,16 @@ def _parquet(path: Path, scratch: Path) -> _Arrow:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             source = pyarrow.parquet.ParquetFile(path)
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a Parquet file: {error}") from error
-        unfinished = converted.with_name(f"{converted.name}.tmp-{os.getpid()}")
-        with (
-            source,
-            pyarrow.OSFile(str(unfinished), "wb") as file,
-            pyarrow.ipc.new_stream(file, source.schema_arrow) as stream,
-        ):
-            for batch in source.iter_batches(_BATCH_ROWS):
-                stream.write_batch(batch)
+            unfinished = converted.with_name(f"{converted.name}.tmp-{os.getpid()}")
+            with (
+                source,
+                pyarrow.OSFile(str(unfinished), "wb") as file,
+                pyarrow.ipc.new_stream(file, source.schema_arrow) as stream,
+            ):
+                for batch in source.iter_batches(_BATCH_ROWS):
+                    stream.write_batch(batch)
+        except (pyarrow.ArrowException, MemoryError) as error:
+            raise ValueError(f"{path} is not a Parquet file that can be read: {error}") from error
         unfinished.replace(converted)
     return _Arrow(converted, scratch, source=path)
 

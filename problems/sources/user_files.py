@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +26,8 @@ from t2tp.problems.data.shards import OFFSET
 from t2tp.problems.prepare.preparable import WrongOptionError
 from t2tp.typed_files import read_json
 
-# Max number of files that an error names.
-_NAMED = 5
+# Max number of files that an error names, and of a pattern's parts.
+_NAMED, _MAX_PARTS = 5, 64
 
 # The end of a blank line, after the end of the line before it.
 _BLANK = re.compile(rb"(?<=\n)\r?\n")
@@ -80,14 +80,21 @@ def find_files(pattern: str, option: str) -> list[Path]:
     return files
 
 
-def matching(pattern: str) -> list[str]:
-    """Returns the paths that match a pattern; see `find_files` for its literal prefix."""
+def matching(pattern: str, within: Collection[str] | None = None) -> list[str]:
+    """Returns the paths that match a pattern; see `find_files` for its literal prefix.
+
+    Only the directories `within` are searched; None: all.
+    """
     path = Path(pattern)
     literal = next((each for each in (path, *path.parents) if os.path.lexists(each)), Path())
-    return list(_matching(str(literal), path.relative_to(literal).parts, set()))
+    return list(
+        _matching(str(literal), path.relative_to(literal).parts[:_MAX_PARTS], set(), within)
+    )
 
 
-def _matching(path: str, parts: Sequence[str], seen: set[tuple[int, str]]) -> Iterator[str]:
+def _matching(
+    path: str, parts: Sequence[str], seen: set[tuple[int, str]], within: Collection[str] | None
+) -> Iterator[str]:
     """Yields the paths below `path` that match the parts of a pattern.
 
     Other than `glob`, it enters each directory once, although links may lead to it in circles.
@@ -96,16 +103,16 @@ def _matching(path: str, parts: Sequence[str], seen: set[tuple[int, str]]) -> It
         yield path
         return
     here = (len(parts), os.path.realpath(path))
-    if here in seen or not os.path.isdir(path):
+    if here in seen or not os.path.isdir(path) or not (within is None or path in within):
         return
     seen.add(here)
     part, rest = parts[0], parts[1:]
     if part == "**":
-        yield from _matching(path, rest, seen)
+        yield from _matching(path, rest, seen, within)
     elif not glob.has_magic(part):
         inside = os.path.join(path, part)
         if os.path.lexists(inside):
-            yield from _matching(inside, rest, seen)
+            yield from _matching(inside, rest, seen, within)
         return
     with contextlib.suppress(OSError):  # A directory that cannot be listed has no matches.
         for name in sorted(os.listdir(path)):
@@ -113,9 +120,9 @@ def _matching(path: str, parts: Sequence[str], seen: set[tuple[int, str]]) -> It
             if name.startswith(".") > part.startswith("."):
                 continue
             if part != "**" and fnmatch.fnmatchcase(name, part):
-                yield from _matching(inside, rest, seen)
+                yield from _matching(inside, rest, seen, within)
             elif part == "**" and os.path.isdir(inside):
-                yield from _matching(inside, parts, seen)
+                yield from _matching(inside, parts, seen, within)
             elif part == "**" and not rest:
                 yield inside
 
@@ -143,9 +150,11 @@ def changed_sources(directory: Path) -> str:
     gone = [path for path in old_states if path not in states]
     if len(gone) == len(old_states):  # the data were copied from another machine
         return ""
-    # Patterns of somebody else's data could match the whole file system.
+    # Patterns of somebody else's data could match the whole file system, so only the directories
+    # of the files themselves are searched.
     if any(states.get(path) == state for path, state in old_states.items()):
-        states = {**_states(_all_matching(record.patterns)), **states}
+        within = {str(each) for path in states for each in Path(os.path.abspath(path)).parents}
+        states = {**_states(_all_matching(record.patterns, within)), **states}
     changes = {
         "changed": [
             path for path in old_states if path in states and states[path] != old_states[path]
@@ -156,8 +165,8 @@ def changed_sources(directory: Path) -> str:
     return "; ".join(f"{what}: {named(paths)}" for what, paths in changes.items() if paths)
 
 
-def _all_matching(patterns: Sequence[str]) -> list[str]:
-    return [path for pattern in patterns for path in matching(pattern)]
+def _all_matching(patterns: Sequence[str], within: Collection[str] | None = None) -> list[str]:
+    return [path for pattern in patterns for path in matching(pattern, within)]
 
 
 def _states(paths: Iterable[str]) -> Mapping[str, _State]:

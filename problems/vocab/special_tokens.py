@@ -18,7 +18,9 @@ GENERATION_FILE = "generation_config.json"
 _ID_FILES = (GENERATION_FILE, "config.json")
 
 
-class _AddedToken(TypedDict):
+class AddedToken(TypedDict):
+    """A token that is listed besides the model's."""
+
     id: int
     content: str
 
@@ -26,7 +28,7 @@ class _AddedToken(TypedDict):
 # The entries of a `tokenizer.json` that have the ids of tokens.
 _TOKENIZER: Schema = {
     "model": {"vocab": dict[str, int] | list[tuple[str, float]]},
-    "added_tokens": list[_AddedToken],
+    "added_tokens": list[AddedToken],
 }
 
 # BERT's special tokens, which BERT's oldest files do not name.

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2tp.optional_import import optional_import
-from t2tp.problems.vocab.special_tokens import CONFIG_FILES, TOKENIZER_FILE, read_special_tokens
+from t2tp.problems.vocab.special_tokens import (
+    CONFIG_FILES,
+    TOKENIZER_FILE,
+    AddedToken,
+    read_special_tokens,
+)
 from t2tp.problems.vocab.vocabulary import Vocabulary
-from t2tp.typed_files import MAX_TOKENIZER_BYTES, Count, file_inside, parse_json, read_text
+from t2tp.typed_files import (
+    MAX_TOKENIZER_BYTES,
+    Count,
+    Schema,
+    convert,
+    file_inside,
+    parse_json,
+    read_text,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+# Max number of tokens, and factor by which replacements may lengthen a text.
+_MAX_TOKENS, _MAX_GROWTH = 1 << 20, 1 << 10
+# Types of the entries that are read here; the library reads all.
+_PART: Schema = {
+    "type": str,
+    "normalizers": list[dict[str, Any]],
+    "decoders": list[dict[str, Any]],
+    "pattern": dict[str, str],
+    "content": str,
+    "prepend": str,
+    "precompiled_charsmap": str,
+}
+_FIELDS: Schema = {"added_tokens": list[AddedToken]}
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -62,10 +90,12 @@ class TokenizerVocabulary(Vocabulary):
         with optional_import(advice):
             import tokenizers
         self._text, self._eos_token, self._begin_token = tokenizer, eos_token, begin_token
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer)
-        except Exception as error:  # The library raises nothing more specific.
-            raise ValueError(f"{TOKENIZER_FILE} is not a tokenizer: {error}") from error
+        fields = parse_json(tokenizer, TOKENIZER_FILE, _FIELDS, MAX_TOKENIZER_BYTES)
+        added = fields.get("added_tokens") or ()
+        self._special = {each["id"] for each in added if each.get("special")}
+        self._kinds = {part.get("type") for part in _parts(fields.get("decoder"))}
+        _check_growth([*_parts(fields.get("normalizer")), *_parts(fields.get("decoder"))])
+        self._tokenizer = _safely(tokenizers.Tokenizer.from_str, tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.end_of_document = self._token(eos_token, "end")
@@ -114,7 +144,7 @@ class TokenizerVocabulary(Vocabulary):
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
         """Returns the token ids of a text, with the tokens that the tokenizer adds, such as BOS."""
-        return self._tokenizer.encode(text, add_special_tokens=True).ids
+        return _safely(self._tokenizer.encode, text, add_special_tokens=True).ids
 
     def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
         """Returns token ids with their characters; see `Vocabulary.encode_spans`."""
@@ -123,7 +153,7 @@ class TokenizerVocabulary(Vocabulary):
 
     def _encoding(self, text: str) -> Any:
         text.encode("utf-8")
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return _safely(self._tokenizer.encode, text, add_special_tokens=False)
 
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Raises ValueError, because TensorFlow has no operations of the tokenizer."""
@@ -135,7 +165,7 @@ class TokenizerVocabulary(Vocabulary):
         outside = [token for token in ids if not 0 <= token < len(self)]
         if outside:
             raise ValueError(f"token {outside[0]} is not in a vocabulary of {len(self)} pieces")
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        return _safely(self._tokenizer.decode, ids, skip_special_tokens=True)
 
     def special_name(self, token: int) -> str:
         """Returns the name of a special token; "" if no token has this id."""
@@ -144,23 +174,51 @@ class TokenizerVocabulary(Vocabulary):
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token; see `Vocabulary.token_bytes`."""
-        fields = parse_json(self._text, TOKENIZER_FILE, dict[str, Any], MAX_TOKENIZER_BYTES)
-        special = {each["id"] for each in fields.get("added_tokens") or () if each.get("special")}
-        kinds = _decoder_kinds(fields.get("decoder"))
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if size > _MAX_TOKENS:
+            raise ValueError(
+                f"{TOKENIZER_FILE} has {size:,} tokens: at most {_MAX_TOKENS:,} are read"
+            )
         pieces = [self._tokenizer.id_to_token(token) or "" for token in range(size)]
         return [
-            b"" if token in special else _bytes_of(piece, kinds)
+            b"" if token in self._special else _bytes_of(piece, self._kinds)
             for token, piece in enumerate(pieces)
         ]
 
 
-def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
-    """Returns the types of a decoder and of its parts."""
-    if not decoder:
-        return set()
-    parts = (_decoder_kinds(each) for each in decoder.get("decoders", ()))
-    return {decoder["type"]}.union(*parts)
+def _safely(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    """Calls the library, and converts its errors; its panics are not even an `Exception`."""
+    try:
+        return call(*args, **kwargs)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{TOKENIZER_FILE} cannot be used by its library: {error}") from error
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """Yields a normalizer or decoder, and the parts of a sequence of them."""
+    if part is None:
+        return
+    part = convert(part, _PART, TOKENIZER_FILE)
+    yield part
+    for each in (*(part.get("normalizers") or ()), *(part.get("decoders") or ())):
+        yield from _parts(each)
+
+
+def _check_growth(parts: Sequence[dict[str, Any]]) -> None:
+    """Raises ValueError if short texts could become so long that they fill the memory."""
+    growth = 1.0
+    for part in parts:
+        if part.get("type") == "Replace":
+            replaced, content = (part.get("pattern") or {}).get("String"), part.get("content") or ""
+            growth *= max(1.0, len(content) / len(replaced)) if replaced else 1 + len(content)
+        if growth > _MAX_GROWTH or len(part.get("prepend") or "") > _MAX_GROWTH:
+            raise ValueError(f"{TOKENIZER_FILE}: its normalizer or decoder makes texts far longer")
+        # The library reserves as much memory as the table says that it has.
+        charsmap = base64.b64decode(part.get("precompiled_charsmap") or "")
+        if charsmap and int.from_bytes(charsmap[:4], "little") > len(charsmap) - 4:
+            raise ValueError(f"{TOKENIZER_FILE}: its table of characters is damaged")
 
 
 def _bytes_of(piece: str, kinds: set[str]) -> bytes:

@@ -8,11 +8,11 @@ and `<weight>_lora_b`. All other variables are frozen, except those that match `
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.hparam import HParams
+from t2tp.suggestions import matches
 
 DOWN, UP = "_lora_a", "_lora_b"
 
@@ -25,7 +25,7 @@ class Adapters:
       rank: the number of columns of A.
       alpha: numerator of the scale alpha / rank.
       targets: kinds of weights that have adapters; each is in `t2tp.choices.ADAPTED`.
-      also_trained: regular expression for names of further trained variables; empty: none.
+      also_trained: patterns of the names of further trained variables; see `matches`.
       dropout: dropout rate of the adapters' inputs in training.
     """
 
@@ -40,7 +40,7 @@ class Adapters:
         """Reads the `lora_*` hyperparameters; None if `lora_rank` is missing or 0.
 
         Raises:
-          ValueError: `lora_targets` is empty, or `lora_also_trained` is no regular expression.
+          ValueError: `lora_targets` is empty.
         """
         if "lora_rank" not in hparams:
             return None
@@ -49,12 +49,6 @@ class Adapters:
             return None
         if not adapters.targets:
             raise ValueError(f"lora_rank={adapters.rank} with no lora_targets would train nothing")
-        try:
-            re.compile(adapters.also_trained)
-        except re.error as error:
-            raise ValueError(
-                f"lora_also_trained={adapters.also_trained!r} is no regular expression: {error}"
-            ) from None
         return adapters
 
     @property
@@ -64,7 +58,7 @@ class Adapters:
 
     def freezes(self, name: str) -> bool:
         """Whether a variable that is not an adapter's is frozen."""
-        return not (self.also_trained and re.search(self.also_trained, name))
+        return not matches(name, self.also_trained)
 
     def check_also_trained(self, graph: upstream.Graph) -> None:
         """Raises ValueError if `also_trained` is set and matches no variable of a model's graph."""

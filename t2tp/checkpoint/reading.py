@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
+from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto
 
 from t2tp.checkpoint import files
@@ -21,18 +23,28 @@ from t2tp.checkpoint.errors import (
     as_unusable,
     checkpoint_in,
 )
-from t2tp.checkpoint.marker import METADATA, NAME, VARIABLES, Marker, data_file, wrong_content
+from t2tp.checkpoint.marker import (
+    MAX_SMALL_BYTES,
+    METADATA,
+    NAME,
+    VARIABLES,
+    Marker,
+    data_file,
+    wrong_content,
+)
 from t2tp.checkpoint.slices import Slice
 from t2tp.object_store import mirror
 from t2tp.program.variables import average_of
 from t2tp.suggestions import check_known
-from t2tp.typed_files import InvalidFileError, Schema, convert, read_json
+from t2tp.typed_files import InvalidFileError, Schema, convert, read_bytes, read_json
 
 # TensorFlow's index of a checkpoint is a sorted table (LevelDB's format, uncompressed) from keys to
 # descriptions. The key of a tensor is its name. The key of a saved slice is the name, a terminator,
 # and the slice's begins and sizes, encoded such that the keys are sorted by begin and size.
 Table = list[tuple[bytes, bytes]]
 _FOOTER_BYTES = 48
+# Max bytes of a key, and bits of a number; the first dtype of references.
+_MAX_KEY, _MAX_BITS, _REFERENCES = 1 << 13, 63, 100
 
 
 def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[int, int]]]:
@@ -67,11 +79,50 @@ def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[i
 
 
 def read_index(path: Path) -> Table:
-    """Reads the keys and values of an index, ascending by key."""
-    content = path.read_bytes()
-    _, _, begin, size = _varints(content, len(content) - _FOOTER_BYTES, 4)[0]
-    handles = [_varints(handle, 0, 2)[0] for _, handle in _block(content, begin, size)]
-    return [item for begin, size in handles for item in _block(content, begin, size)]
+    """Reads the keys and values of an index, ascending by key.
+
+    Raises:
+      InvalidFileError: the file is no such table.
+    """
+    content = read_bytes(path, MAX_SMALL_BYTES)
+    try:
+        _, _, begin, size = _varints(content, len(content) - _FOOTER_BYTES, 4)[0]
+        handles = [_varints(handle, 0, 2)[0] for _, handle in _block(content, begin, size)]
+        if sum(size for _, size in handles) > len(content):
+            raise ValueError("blocks overlap")
+        return [item for begin, size in handles for item in _block(content, begin, size)]
+    except (IndexError, ValueError) as error:
+        raise InvalidFileError(f"{path.name} is no index: {error}") from error
+
+
+def tensors_in(table: Table, data_bytes: int) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
+    """Returns the shape and dtype of each tensor in an index, by name.
+
+    TensorFlow's own reader ends the process when an index has an impossible entry.
+
+    Raises:
+      InvalidFileError: an entry is impossible, or is of more than the data files' `data_bytes`.
+    """
+    found = {}
+    for key, value in table:
+        if not key or key.startswith(b"\0"):  # The header, or a slice.
+            continue
+        try:
+            entry = BundleEntryProto.FromString(value)
+            shape = tuple(dim.size for dim in entry.shape.dim)
+            dtype = tf.dtypes.as_dtype(entry.dtype)
+            is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
+            is_number &= entry.dtype < _REFERENCES and min(shape, default=0) >= 0
+            if not is_number or math.prod(shape) * dtype.size > data_bytes:
+                raise ValueError(f"{dtype.name} {list(shape)[:9]}")
+            for part in entry.slices:
+                for extent, size in zip(part.extent, shape, strict=True):
+                    if not 0 <= extent.start <= extent.start + extent.length <= size:
+                        raise ValueError("a slice is outside")
+            found[key.decode()] = shape, dtype
+        except (DecodeError, TypeError, ValueError) as error:
+            raise InvalidFileError(f"the index has an impossible entry {key!r}: {error}") from error
+    return found
 
 
 def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
@@ -79,11 +130,15 @@ def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes
 
     A key is stored without the prefix that it shares with the previous key.
     """
+    if content[begin + size]:
+        raise ValueError("a block is compressed")
     restarts = int.from_bytes(content[begin + size - 4 : begin + size], "little")
     at, end, key = begin, begin + size - 4 * (restarts + 1), b""
     while at < end:
         (shared, rest, length), at = _varints(content, at, 3)
         key = key[:shared] + content[at : at + rest]
+        if len(key) > _MAX_KEY:
+            raise ValueError("a key is too long")
         yield key, content[at + rest : at + rest + length]
         at += rest + length
 
@@ -99,6 +154,8 @@ def _varints(content: bytes, at: int, count: int) -> tuple[list[int], int]:
         while True:
             number |= (content[at] & 0x7F) << shift
             shift, at = shift + 7, at + 1
+            if shift > _MAX_BITS:
+                raise ValueError("a number is too long")
             if content[at - 1] < 0x80:
                 break
         numbers.append(number)
@@ -165,14 +222,11 @@ class Checkpoint:
             metadata = read_json(self.path / METADATA, dict[str, Any])
             convert(metadata, _METADATA, METADATA)
             self.metadata = {name: value for name, value in metadata.items() if value is not None}
-            with files.tensorflow_path(self.path) as location:
-                reader = tf.compat.v1.train.NewCheckpointReader(location + _PREFIX)
-        self._shapes = {
-            name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
-        }
-        self._dtypes = dict(reader.get_variable_to_dtype_map())
-        self._dtypes.update(dict.fromkeys(self._marker.float16, tf.float16))
-        with as_unusable(checkpoint_in(self.path)):
+            data_bytes = sum(file.size for file in self._marker.files.values() if not file.sha256)
+            tensors = tensors_in(self._index, data_bytes)
+            self._shapes = {name: shape for name, (shape, _) in tensors.items()}
+            self._dtypes = {name: dtype for name, (_, dtype) in tensors.items()}
+            self._dtypes.update(dict.fromkeys(self._marker.float16, tf.float16))
             self._check_metadata()
 
     def _check_metadata(self) -> None:

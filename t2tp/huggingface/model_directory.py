@@ -143,8 +143,10 @@ class ModelDirectory:
         (embedding,) = (each.theirs for each in tensors if each.ours == "embedding")
         table = self.tensor(embedding).opened()
         logits = self.tensor(self.model_type.logits).opened()
+        if table.shape != logits.shape or table.ndim != 2 or not table.size:
+            return False
         rows = max(1, MOST_ELEMENTS // table.shape[1])
-        return table.shape == logits.shape and all(
+        return all(
             np.array_equal(table[begin : begin + rows], logits[begin : begin + rows])
             for begin in range(0, len(table), rows)
         )

@@ -1,6 +1,5 @@
 """The base class of optimizers, and the operation that updates a variable and its slots."""
 
-import re
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
+from t2tp.suggestions import matches
 
 
 class WeightDecay:
@@ -31,20 +31,10 @@ class WeightDecay:
 
         Args:
           rate: the decay relative to the learning rate; 0 for no decay.
-          exclude: a regular expression. A variable is excluded if the expression matches a part of
-            its name. Empty: no variable is excluded.
-
-        Raises:
-          ValueError: `exclude` is not a valid regular expression.
+          exclude: patterns of the names of variables that do not decay; see `matches`.
         """
         self._rate = rate
         self._exclude = exclude
-        try:
-            self._pattern = re.compile(exclude)
-        except re.error as error:
-            raise ValueError(
-                f"weight_decay_exclude={exclude!r} is no regular expression: {error}"
-            ) from error
 
     def rates(self, variables: Sequence[mtf.Variable]) -> list[float]:
         """Returns the decay of each variable.
@@ -57,7 +47,7 @@ class WeightDecay:
         # Names of frozen variables count too: fine-tuning uses the hparams of the pretraining,
         # whose pattern may match only frozen variables.
         names = [var.name for var in variables[0].mesh.graph.all_variables]
-        if self._exclude and not any(self._pattern.search(name) for name in names):
+        if self._exclude and not any(matches(name, self._exclude) for name in names):
             raise ValueError(
                 f"weight_decay_exclude={self._exclude!r} matches none of the variables:"
                 f" {', '.join(names)}"
@@ -65,7 +55,7 @@ class WeightDecay:
         return [self._rate if self._decays(var) else 0.0 for var in variables]
 
     def _decays(self, var: mtf.Variable) -> bool:
-        if self._exclude and self._pattern.search(var.name):
+        if matches(var.name, self._exclude):
             return False
         role = declared(var).role
         return var.shape.ndims > 1 if role is None else role.kind in (MATRIX, HEAD, EMBEDDING)

@@ -20,7 +20,7 @@ from t2tp.suggestions import nearest
 from t2tp.typed_files import InvalidFileError, read_text
 
 _MAX_BYTES = 2**20  # of a schedule's file
-_CELL = re.compile(r"^([FBW])(\d+)(?:\.(\d+))?$")
+_CELL = re.compile(r"([FBW])(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 
 
 def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -111,7 +111,7 @@ def _lines(path: str) -> list[str]:
 def _cell(text: str, where: str) -> TickWork | None:
     if not text:
         return None
-    match = _CELL.match(text)
+    match = _CELL.fullmatch(text)
     if match is None:
         raise ScheduleError(f"{where}: {text!r} is not an entry such as F0, B3 or W3.1")
     return TickWork(Action(match[1]), int(match[2]), int(match[3] or 0))

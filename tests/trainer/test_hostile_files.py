@@ -3,18 +3,24 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto
 
 from t2tp import checkpoint, problems
 from t2tp.checkpoint import inspection
+from t2tp.checkpoint.reading import tensors_in
 from t2tp.problems.data import manifest
 from t2tp.problems.data.manifest import DamagedDataError, FileState
 from t2tp.trainer.cli import programs
 from t2tp.trainer.run_dir import run_files
+from t2tp.typed_files import InvalidFileError
 from tests.files import STRANGE, flip, places, with_value
 from tests.trainer.conftest import PROBLEM
 
@@ -156,6 +162,36 @@ def test_any_entry_of_a_checkpoint_is_read_or_refused(trained, name):
         inspection.describe(saved)
 
     check_any_value(body if name == "FINISHED" else step / name, seal, read)
+
+
+@given(st.data())
+def test_an_index_of_any_entries_is_read_or_refused(data):
+    """TensorFlow's own reader of such entries ends the process."""
+    sizes = st.integers(-2, 5) | st.sampled_from([2**40, 2**62])
+    entry = BundleEntryProto(dtype=data.draw(st.integers(0, 130)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        entry.shape.dim.add().size = data.draw(sizes)
+        if data.draw(st.booleans()):
+            entry.slices.add().extent.add(start=data.draw(sizes), length=data.draw(sizes))
+    value = data.draw(st.just(entry.SerializeToString()) | st.binary(max_size=20))
+    try:
+        ((shape, dtype),) = tensors_in([(b"", b"\xff"), (b"w", value)], 100).values()
+        assert 0 <= np.prod(shape, dtype=float) * dtype.size <= 100
+    except InvalidFileError as error:
+        assert "an impossible entry b'w'" in str(error)
+
+
+@pytest.mark.parametrize("change", ["num_hidden_layers: 10000", "d_ff: 1048576"])
+@pytest.mark.parametrize("main", ["t2tp_eval", "t2tp_trainer"])
+def test_a_model_far_larger_than_its_checkpoint_is_not_built(
+    trained, data_dir, capfd, change, main
+):
+    path = trained / "run.yaml"
+    path.write_text(re.sub(rf"\b{change.split()[0]} .*", change, path.read_text()))
+    flags = [f"--output_dir={trained}", f"--data_dir={data_dir}"]
+    more = ["--train_steps=9"] if main == "t2tp_trainer" else []
+    assert getattr(programs, main)([main, *flags, *more]) == 2
+    assert "has far more" in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "deep objects", "binary", "a directory"])

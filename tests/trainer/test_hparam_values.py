@@ -19,8 +19,8 @@ CHECKED_LATER = {
     "zero_axes": ("zero_axes=data;model", "data;model"),
     "optimizer": ("optimizer=adams", "adams"),
     "learning_rate_schedule": ("learning_rate_schedule=constnt", "constnt"),
-    "weight_decay_exclude": ("weight_decay_exclude=(", "("),
-    "lora_also_trained": ("lora_rank=2,lora_also_trained=(", "("),
+    "weight_decay_exclude": (f"weight_decay_exclude={'(.|.)*' * 20}!", "matches none"),
+    "lora_also_trained": (f"lora_rank=2,lora_also_trained={'*q' * 60}!", "matches no variable"),
     "pipeline_layers": (f"{STAGES},pipeline_layers=2;0", "2;0"),
     "pipeline_schedule": (f"{STAGES},pipeline_schedule=2f2b", "2f2b"),
 }

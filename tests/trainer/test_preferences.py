@@ -1,5 +1,6 @@
 """Preference losses: equal to TRL's trainer, on every layout, packed or not."""
 
+import io
 import json
 import math
 
@@ -245,11 +246,17 @@ def test_a_resumed_run_keeps_the_scores_of_its_beginning(base, data, tmp_path):
     rest = trained(base, data, run, steps=6, **changes)
     assert whole.losses[3:] == rest.losses
     (scores,) = (run / "reference").iterdir()
-    damaged = bytearray(scores.read_bytes())
+    damaged = bytearray(good := scores.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     scores.write_bytes(bytes(damaged))
     with pytest.raises(UsageError, match="damaged"):
         trained(base, data, run, steps=7, **changes)
+    with np.load(io.BytesIO(bytes(good))) as saved:
+        for save, few in ((np.savez_compressed, None), (np.savez, 1)):
+            arrays = {each: x[:few] if x.ndim else x for each, x in saved.items()}
+            save(scores, **arrays)
+            with pytest.raises(UsageError, match="is damaged: it"):
+                trained(base, data, run, steps=7, **changes)
     scores.unlink()
     with pytest.raises(UsageError, match="is missing"):
         trained(base, data, run, steps=7, **changes)

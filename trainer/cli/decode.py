@@ -271,7 +271,8 @@ class _Decoding:
                 )
                 if isinstance(decoded, ValueError):
                     raise decoded
-                history = [*messages, {"role": "assistant", "content": decoded[0].text}]
+                if self._chat is not None:
+                    history = [*messages, {"role": "assistant", "content": decoded[0].text}]
             except ValueError as error:
                 print(f"t2tp_decoder: {error}", file=sys.stderr)
                 continue

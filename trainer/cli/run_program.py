@@ -28,6 +28,7 @@ from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
 
 # Flags that change what XLA compiles for the same graph.
 _COMPILER_FLAGS = ("deterministic", "intra_op_parallelism_threads")
+_MAX_MESSAGE = 4000
 
 
 class Invocation(NamedTuple):
@@ -114,11 +115,15 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         is_bare = isinstance(error, UsageError) and len(command_line) == 1
         advice = f"; {spec.name} --help lists the flags" if is_bare else ""
         message = mirror.with_addresses(f"{error}{advice}")
+        if len(message) > _MAX_MESSAGE:  # It may quote from a file of somebody else.
+            message = f"{message[: _MAX_MESSAGE // 2]} ... {message[-_MAX_MESSAGE // 2 :]}"
         print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
         return getattr(error, "exit_code", FailedError.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        if error.filename is None:  # It is stdout that is full.
+            error.filename = os.path.realpath("/dev/stdout")
         # Python would try again, when it exits, to write the rest to a full stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"{_caller(spec, process)}: {errors.sentence(error)}", file=sys.stderr)

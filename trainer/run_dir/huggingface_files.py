@@ -9,7 +9,7 @@ from pathlib import Path
 
 from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
 from t2tp.trainer.run_dir import run_files
-from t2tp.typed_files import file_inside
+from t2tp.typed_files import MAX_TOKENIZER_BYTES, file_inside, open_regular
 
 _DIRECTORY = "huggingface"
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")
@@ -39,12 +39,16 @@ def check_files(source: Path) -> list[Path]:
     """Returns the files to copy from a directory: all but weights.
 
     Raises:
-      InvalidFileError: a file is a link that leaves the directory.
+      InvalidFileError: a file is a link that leaves the directory, or is too large.
       OSError: the directory cannot be read.
     """
     names = sorted(file.name for file in source.iterdir() if file.suffix in _SUFFIXES)
     files = [file_inside(source, name) for name in names if not name.endswith(_INDEX_SUFFIX)]
-    return [file for file in files if file.is_file()]
+    files = [file for file in files if file.is_file()]
+    for file in files:
+        with open_regular(file, MAX_TOKENIZER_BYTES):
+            pass
+    return files
 
 
 def copy_files(source: Path, target: Path) -> None:

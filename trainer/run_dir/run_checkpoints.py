@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from t2tp import checkpoint
 from t2tp.atomic_file import unfinished_path
 from t2tp.checkpoint import BestMetric, Retention
 from t2tp.checkpoint.errors import DamagedCheckpointError
-from t2tp.checkpoint.reading import BATCH_SIZES
+from t2tp.checkpoint.reading import BASE, BATCH_SIZES
 from t2tp.checkpoint.restore import check_same_save, restore_latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
 from t2tp.mesh.layout import Layout
@@ -35,6 +36,8 @@ from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
 # Counters that a run's older checkpoints may lack, because the run can enable their options later.
 NEW_COUNTERS = (SKIPPED_STEPS,)
+# How many times the values of its checkpoint a program may have; optimizer state may be missing.
+_PLAUSIBLE = 16
 
 
 class RunCheckpoints:
@@ -100,6 +103,34 @@ class RunCheckpoints:
                 f"{error}: a new run with {flag} begins with the model's"
                 " values and a fresh optimizer"
             ) from error
+
+    def plausible(self) -> Callable[..., Any]:
+        """Returns a variable scope's getter that refuses far more than is in the checkpoint.
+
+        The hparams may be somebody else's: building a program of 10,000 layers, and their initial
+        values, would take long before `load` could compare it with the checkpoint.
+        """
+        saved, total = None, 0
+        with contextlib.suppress(OSError):
+            last = checkpoint.last_finished(self._directory)
+            path = self._config.checkpoint_path or (last and str(last.path))
+            saved = find(path) if path else None
+        if saved is None or BASE in saved.metadata:
+            return lambda getter, *args, **kwargs: getter(*args, **kwargs)
+        there = sum(math.prod(shape) for shape in saved.shapes().values())
+
+        def get(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
+            nonlocal total
+            total += math.prod(kwargs["shape"])
+            if total > _PLAUSIBLE * there:
+                raise CheckpointMismatchError(
+                    f"the checkpoint {saved.path} has {there:,} values, and the model of these"
+                    " hparams has far more",
+                    saved.path,
+                )
+            return getter(name, *args, **kwargs)
+
+        return get
 
     def _load(self, variables: Variables, to_train: bool, last_step: int | None) -> int:
         variables.base_elsewhere = self._base_elsewhere()

@@ -184,7 +184,8 @@ class RunLock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             for path in (self._path.parent / name for name in _WRITTEN):
-                if path.is_symlink() or (path.exists() and not path.is_file()):
+                in_link = path.parent != self._path.parent and path.parent.is_symlink()
+                if in_link or path.is_symlink() or (path.exists() and not path.is_file()):
                     return (
                         f"{path} is not a regular file: delete it, or put back the run's own file"
                     )

@@ -1,5 +1,6 @@
 """User files that change after data were made from them."""
 
+import json
 import os
 
 import pytest
@@ -30,6 +31,12 @@ def test_a_changed_a_new_and_a_missing_file_are_named_once(made, caplog, tmp_pat
     (texts / "b.txt").unlink()
     for name in "cd":
         (texts / f"{name}.txt").write_text("new\n")
+    record = problems.find("languagemodel_textfiles").directory(tmp_path / "data") / "sources.json"
+    fields = json.loads(record.read_text())
+    fields["patterns"].append("/**/*.md")  # As in somebody else's data: files anywhere.
+    record.write_text(json.dumps(fields))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/a.md").touch()
     problem = problems.find("languagemodel_textfiles")
     for _ in range(3):
         assert problem.check_prepared(tmp_path / "data").digest() == before

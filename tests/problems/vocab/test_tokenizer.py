@@ -104,6 +104,35 @@ def test_files_that_do_not_name_their_special_tokens(tmp_path):
     assert to_predict({"text": "fox"}).columns["targets"].tolist() == [4, 1, 3]
 
 
+def replace(old, new):
+    return {"type": "Replace", "pattern": old, "content": new}
+
+
+HOSTILE = {
+    "empty": {"normalizer": replace({"Regex": ""}, "x" * 2000)},
+    "doubled": {
+        "normalizer": {"type": "Sequence", "normalizers": [replace({"String": "a"}, "aa")] * 11}
+    },
+    "prepended": {"normalizer": {"type": "Prepend", "prepend": "x" * 2000}},
+    "decoded": {"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "aa")] * 11}},
+    "table": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+    "panic": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "id": {"added_tokens": [{"id": 2**31, "content": "q", "special": True}]},
+    "types": {"decoder": {"type": "Sequence", "decoders": 5}},
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_tokenizer_is_refused(change, tmp_path):
+    write_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        vocabulary = load_vocabulary(tmp_path)
+        vocabulary.encode("a" * 9)
+        len(vocabulary)
+
+
 WRONG = [({}, "has no eos_token"), ({"eos_token": "<none>"}, "has no token '<none>'")]
 
 

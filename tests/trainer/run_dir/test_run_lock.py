@@ -170,12 +170,18 @@ def entries(directory: Path) -> set[str]:
     return {name for name in names if "tmp-" not in name}
 
 
-@pytest.mark.parametrize("name", ["run.lock", "heartbeat.json", "run.yaml", "eval/eval.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["run.lock", "heartbeat.json", "run.yaml", "eval/eval.jsonl", "eval"]
+)
 def test_no_training_writes_through_a_link_of_a_sent_run(tmp_path, name):
     other, run = tmp_path / "other", tmp_path / "run"
-    other.write_text("precious")
-    (run / "eval").mkdir(parents=True)
+    run.mkdir()
+    if name == "eval":
+        other.mkdir()
+    else:
+        other.write_text("precious")
+        (run / "eval").mkdir()
     (run / name).symlink_to(other)
     with pytest.raises(RunLockedError, match="is not a regular file"):
         estimator(run).train(toy.inputs(), 2)
-    assert other.read_text() == "precious"
+    assert list(other.iterdir()) == [] if name == "eval" else other.read_text() == "precious"
