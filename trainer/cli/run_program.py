@@ -122,7 +122,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        if error.filename is None:  # It is stdout that is full.
+        if error.filename is None:  # Whoever writes another file names it.
             error.filename = os.path.realpath("/dev/stdout")
         # Python would try again, when it exits, to write the rest to a full stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

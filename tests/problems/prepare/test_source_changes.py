@@ -6,6 +6,7 @@ import os
 import pytest
 
 from t2tp import problems
+from t2tp.problems.sources.user_files import changed_sources
 
 
 @pytest.fixture
@@ -31,12 +32,6 @@ def test_a_changed_a_new_and_a_missing_file_are_named_once(made, caplog, tmp_pat
     (texts / "b.txt").unlink()
     for name in "cd":
         (texts / f"{name}.txt").write_text("new\n")
-    record = problems.find("languagemodel_textfiles").directory(tmp_path / "data") / "sources.json"
-    fields = json.loads(record.read_text())
-    fields["patterns"].append("/**/*.md")  # As in somebody else's data: files anywhere.
-    record.write_text(json.dumps(fields))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/a.md").touch()
     problem = problems.find("languagemodel_textfiles")
     for _ in range(3):
         assert problem.check_prepared(tmp_path / "data").digest() == before
@@ -45,6 +40,18 @@ def test_a_changed_a_new_and_a_missing_file_are_named_once(made, caplog, tmp_pat
     command = said.splitlines()[-1]
     assert command.startswith("  t2tp_datagen --problem=languagemodel_textfiles")
     assert f"files={texts}/*.txt" in command and command.endswith("--overwrite")
+
+
+def test_patterns_of_sent_data_search_only_the_directories_of_its_files(made, tmp_path):
+    texts, _ = made
+    directory = problems.find("languagemodel_textfiles").directory(tmp_path / "data")
+    fields = json.loads((directory / "sources.json").read_text())
+    fields["patterns"] = ["/**/*.md"]
+    (directory / "sources.json").write_text(json.dumps(fields))
+    (tmp_path / "elsewhere").mkdir()
+    for path in (tmp_path / "elsewhere/a.md", texts / "b.md"):
+        path.touch()
+    assert changed_sources(directory) == f"new: {texts}/b.md"
 
 
 def test_a_file_of_the_same_size_that_is_newer_is_changed(made, caplog):
