@@ -421,7 +421,10 @@ class _Converter:
             self._refuse_type(value, name, kind)
 
     def _refuse_type(self, value: Any, name: str, *kinds: Any) -> NoReturn:
-        expected = " or ".join(_KINDS.get(_json_type(each)) or str(each) for each in kinds)
+        expected = " or ".join(
+            _KINDS.get(_json_type(each)) or ", ".join(map(repr, typing.get_args(each)))
+            for each in kinds
+        )
         self._refuse(name, f"is {_shown(value)}, and must be {expected}")
 
     def _refuse(self, name: str, problem: str, link: str = " ") -> NoReturn:

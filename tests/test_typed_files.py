@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -67,6 +67,15 @@ def test_the_reader_takes_no_large_files(tmp_path):
     os.truncate(tmp_path / "file", typed_files.MAX_BYTES + 1)
     with pytest.raises(InvalidFileError, match=str(tmp_path / "file")):
         typed_files.read_json(tmp_path / "file", dict[str, Any])
+
+
+def test_a_choice_in_yaml_needs_no_quotes(tmp_path):
+    (tmp_path / "file").write_text("a: x\nb: 2\nc: [1]\n")
+    schema = {"a": Literal["x"], "b": Literal[2] | str}
+    read = typed_files.read_yaml(tmp_path / "file", schema)
+    assert (read["a"], read["b"]) == ("x", 2)
+    with pytest.raises(InvalidFileError, match="c is a list, and must be a whole number or 'x'"):
+        typed_files.read_yaml(tmp_path / "file", {"c": int | Literal["x"]})
 
 
 @pytest.mark.parametrize("name", FILES)

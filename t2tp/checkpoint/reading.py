@@ -23,15 +23,7 @@ from t2tp.checkpoint.errors import (
     as_unusable,
     checkpoint_in,
 )
-from t2tp.checkpoint.marker import (
-    MAX_SMALL_BYTES,
-    METADATA,
-    NAME,
-    VARIABLES,
-    Marker,
-    data_file,
-    wrong_content,
-)
+from t2tp.checkpoint.marker import METADATA, NAME, VARIABLES, Marker, data_file, wrong_content
 from t2tp.checkpoint.slices import Slice
 from t2tp.object_store import mirror
 from t2tp.program.variables import average_of
@@ -43,8 +35,8 @@ from t2tp.typed_files import InvalidFileError, Schema, convert, read_bytes, read
 # and the slice's begins and sizes, encoded such that the keys are sorted by begin and size.
 Table = list[tuple[bytes, bytes]]
 _FOOTER_BYTES = 48
-# Max bytes of a key, and bits of a number; the first dtype of references.
-_MAX_KEY, _MAX_BITS, _REFERENCES = 1 << 13, 63, 100
+# Max bytes of an index and of a key, and bits of a number; the first dtype of references.
+_MAX_INDEX, _MAX_KEY, _MAX_BITS, _REFERENCES = 256 << 20, 1 << 13, 63, 100
 
 
 def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[int, int]]]:
@@ -84,7 +76,7 @@ def read_index(path: Path) -> Table:
     Raises:
       InvalidFileError: the file is no such table.
     """
-    content = read_bytes(path, MAX_SMALL_BYTES)
+    content = read_bytes(path, _MAX_INDEX)
     try:
         _, _, begin, size = _varints(content, len(content) - _FOOTER_BYTES, 4)[0]
         handles = [_varints(handle, 0, 2)[0] for _, handle in _block(content, begin, size)]
