@@ -93,7 +93,7 @@ class TokenizerVocabulary(Vocabulary):
         fields = parse_json(tokenizer, TOKENIZER_FILE, _FIELDS, MAX_TOKENIZER_BYTES)
         added = fields.get("added_tokens") or ()
         self._special = {each["id"] for each in added if each.get("special")}
-        self._kinds = {part.get("type") for part in _parts(fields.get("decoder"))}
+        self._kinds = {part.get("type", "") for part in _parts(fields.get("decoder"))}
         _check_growth([*_parts(fields.get("normalizer")), *_parts(fields.get("decoder"))])
         self._tokenizer = _safely(tokenizers.Tokenizer.from_str, tokenizer)
         self._tokenizer.no_truncation()
