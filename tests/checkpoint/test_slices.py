@@ -8,6 +8,12 @@ def cut(begin, size, shape=(8, 6), dtype=tf.float32):
     return Slice("w", shape, begin, size, dtype)
 
 
+def test_spec_is_tensorflows():
+    part = Slice("e", (8192, 256), (0, 128), (2048, 128), tf.float32)
+    assert part.spec == "8192 256 0,2048:128,128"
+    assert Slice.full("w", [8, 6], tf.float32).spec == Slice.full("s", (), tf.float32).spec == ""
+
+
 def test_what_is_no_slice_is_refused():
     with pytest.raises(ValueError, match="shape .* begin"):
         cut((0,), (8, 6))
@@ -22,6 +28,20 @@ def test_what_is_no_slice_is_refused():
 def test_a_slice_outside_its_tensor_is_refused(begin, size):
     with pytest.raises(ValueError, match=r"'w'.*not inside the tensor's shape \(8, 6\)"):
         cut(begin, size)
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        [cut((0, 0), (8, 6))],
+        [cut((r, c), (4, 3)) for r in (0, 4) for c in (0, 3)],
+        [cut((0, 0), (3, 6)), cut((3, 0), (5, 2)), cut((3, 2), (5, 4))],
+        [Slice.full("w", (), tf.bool)],
+        [Slice.full("w", (0, 3), tf.bool)],
+    ],
+)
+def test_a_tiling_is_accepted(slices):
+    check_tiling(slices)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,14 @@ def test_processes_that_meet_all_get_the_same_addresses():
     assert others == [first, first]
 
 
+def test_addresses_that_are_settled_are_kept():
+    point = f"localhost:{free_port()}"
+    with ThreadPoolExecutor(2) as threads:
+        places = [ProcessSpec(i, 2, point, address) for i, address in enumerate((point, "there:7"))]
+        for found in threads.map(lambda place: rendezvous(place, "a mesh", 5.0), places):
+            assert found == [point, "there:7"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("joining", "number", "said"),
@@ -369,6 +377,12 @@ def test_devices_that_the_launcher_was_told_must_be_those_of_the_mesh(monkeypatc
     with pytest.raises(ValueError, match="needs 4 devices in each process, and t2tp_launch was to"):
         connect(4)
     assert len(connect(3).devices) == 3
+
+
+def test_processors_are_dealt_out_in_blocks():
+    cluster = Cluster(tuple("abcdef"), process_id=1, num_processes=3)
+    assert cluster.local_pnums == range(2, 4)
+    assert [cluster.process_of(pnum) for pnum in range(6)] == [0, 0, 1, 1, 2, 2]
 
 
 MESHES = ["a:2;b:2", "a:2;b:3;c:2", "a:3;b:2;c:2", "a:4;b:3", "a:1;b:4;c:2"]

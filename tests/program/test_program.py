@@ -128,6 +128,29 @@ def test_step_number_is_what_tensorflow_code_takes_for_the_global_step():
     assert int(values["step"]) == int(values["global"]) == 41
 
 
+def test_collectives_of_a_reduction_nobody_uses_are_not_run():
+    def step(mesh, features):
+        unused = mtf.reduce_max(features["x"], output_shape=mtf.Shape([D_IN]))
+        del unused
+        return {"x": features["x"]}
+
+    program, _ = run(step, "data:2")
+    assert program.collectives() == {}
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout", "said"),
+    [
+        ("data:3", LAYOUT, "'x' .batch=8, d_in=6.*size 3 does not divide dimension 'batch'"),
+        ("model:8", LAYOUT, "size 8 does not divide dimension 'd_ff' of size 12"),
+        ("data:2", "d_in:data;d_ff:data", "'w' .d_in=6, d_ff=12.*both its dimensions"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused_before_anything_runs(mesh_shape, layout, said):
+    with pytest.raises(t2tp.LayoutError, match=said):
+        run(mlp_step, mesh_shape, layout)
+
+
 def test_an_operation_that_cannot_be_split_is_refused_unless_the_axis_has_one_processor():
     def step(mesh, features):
         del mesh
@@ -168,6 +191,13 @@ def test_a_failure_on_the_devices_reaches_the_caller():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="on purpose"):
         run(step, "")
+
+
+def test_xla_gives_the_same_numbers():
+    _, reference = run(mlp_step, "")
+    _, compiled = run(mlp_step, "", xla=True)
+    for name in reference:
+        np.testing.assert_allclose(compiled[name], reference[name], rtol=1e-5, atol=1e-6)
 
 
 def test_xla_on_several_devices_is_refused():

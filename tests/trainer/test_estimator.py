@@ -20,6 +20,17 @@ from tests.trainer.toy_estimator import At, Crash, Note, estimator, losses
 from tests.warm_processes import WarmProcess
 
 
+def test_evaluation_adds_up_all_batches_on_any_mesh(tmp_path):
+    trained = estimator(tmp_path)
+    trained.train(toy.inputs(), 8)
+    sums = trained.evaluate(toy.inputs())
+    assert sums["tokens"] == 5 * toy.BATCH * toy.D_OUT
+    assert estimator(tmp_path).evaluate(toy.inputs()) == sums
+    assert estimator(tmp_path, "one device").evaluate(toy.inputs()) == pytest.approx(sums)
+    first, two = (trained.evaluate(toy.inputs(), steps)["error"] for steps in (1, 2))
+    assert 0 < first < two < sums["error"]
+
+
 def test_evaluating_before_training_does_not_lose_the_optimizer(tmp_path):
     estimator(tmp_path / "straight").train(toy.inputs(), 12)
     estimator(tmp_path / "evaluated").train(toy.inputs(), 8)

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from t2tp.checkpoint import all_steps
+from t2tp.checkpoint import all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.registry import UnknownNameError
 from t2tp.trainer.processes import multiprocess
@@ -54,6 +54,16 @@ def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data
     runs[0].train()
     first, again, other = (run.predict("def ", 8) for run in runs)
     assert first == again != other
+
+
+def test_the_hparams_alone_name_the_mesh(tmp_path, data_dir):
+    """If the hparams name four devices, any config trains on four."""
+    run = experiment(tmp_path, data_dir, "mesh_shape=data:2;model:2", train_steps=1)
+    run.train()
+    assert len(run.estimator.connect().devices) == 4
+    saved = latest(tmp_path / "checkpoints")
+    assert saved is not None and saved.metadata["mesh_shape"] == "data:2;model:2"
+    assert run_files.read(tmp_path).hparams == run.spec.hparams
 
 
 def test_building_and_describing_write_nothing(tmp_path, data_dir):
