@@ -96,7 +96,6 @@ WALKS = [
         "docs/huggingface.md",
         {
             "--hparams_set=transformer_lm_small": "--hparams_set=transformer_lm_tiny",
-            "4": "2",  # processes
         },
         files={
             "texts.txt": "the quick fox\nthe lazy dog\n" * 50,
