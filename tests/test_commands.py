@@ -94,9 +94,7 @@ WALKS = [
     Walk("docs/litert.md", runs=("run",)),
     Walk(
         "docs/huggingface.md",
-        {
-            "--hparams_set=transformer_lm_small": "--hparams_set=transformer_lm_tiny",
-        },
+        {"--hparams_set=transformer_lm_small": "--hparams_set=transformer_lm_tiny"},
         files={
             "texts.txt": "the quick fox\nthe lazy dog\n" * 50,
             "prompts.txt": "the\na b\n",
