@@ -44,9 +44,9 @@ _WANTED, _MOST_OPERATIONS = 0.12, 96
 _CALLS = 8
 # Number of float32 values in the input of a collective: one is bound by latency, one by bandwidth.
 _FEW, _MANY = 1 << 10, 1 << 20
-_VARIABLES = 300
-# The dimension of that input. Its slices have the sizes above.
+# The dimension of that input, which the devices split into such parts.
 _NUMBERS = "numbers"
+_VARIABLES = 300
 _FED = {"one": np.zeros([1], np.float32)}
 _FEATURES = {"one": t2tp.Feature("one:1")}
 

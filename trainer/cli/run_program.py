@@ -28,7 +28,7 @@ from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
 
 # Flags that change what XLA compiles for the same graph.
 _COMPILER_FLAGS = ("deterministic", "intra_op_parallelism_threads")
-_MAX_MESSAGE = 4000
+_MAX_MESSAGE = 4000  # Characters of an error.
 
 
 class Invocation(NamedTuple):

@@ -36,8 +36,8 @@ from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
 # Counters that a run's older checkpoints may lack, because the run can enable their options later.
 NEW_COUNTERS = (SKIPPED_STEPS,)
-# How many times the values of its checkpoint a program may have; optimizer state may be missing.
-_PLAUSIBLE = 16
+# Max ratio of a program's values to its checkpoint's, which may lack the optimizer's state.
+_MAX_RATIO = 16
 
 
 class RunCheckpoints:
@@ -104,8 +104,8 @@ class RunCheckpoints:
                 " values and a fresh optimizer"
             ) from error
 
-    def plausible(self) -> Callable[..., Any]:
-        """Returns a variable scope's getter that refuses far more than is in the checkpoint.
+    def size_guard(self) -> Callable[..., Any]:
+        """Returns a variable getter that refuses a program far larger than its checkpoint.
 
         The hparams may be somebody else's: building a program of 10,000 layers, and their initial
         values, would take long before `load` could compare it with the checkpoint.
@@ -117,14 +117,14 @@ class RunCheckpoints:
             saved = find(path) if path else None
         if saved is None or BASE in saved.metadata:
             return lambda getter, *args, **kwargs: getter(*args, **kwargs)
-        there = sum(math.prod(shape) for shape in saved.shapes().values())
+        num_saved = sum(math.prod(shape) for shape in saved.shapes().values())
 
         def get(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
             nonlocal total
             total += math.prod(kwargs["shape"])
-            if total > _PLAUSIBLE * there:
+            if total > _MAX_RATIO * num_saved:
                 raise CheckpointMismatchError(
-                    f"the checkpoint {saved.path} has {there:,} values, and the model of these"
+                    f"the checkpoint {saved.path} has {num_saved:,} values, and the model of these"
                     " hparams has far more",
                     saved.path,
                 )
