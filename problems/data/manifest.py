@@ -129,7 +129,6 @@ class Manifest:
       vocabulary: SHA-256 of the vocabulary; "" without one.
       files: the state of every file of the directory except the manifest, by relative path.
       format: version of the layout of the files.
-      overlaps: not used; data of earlier versions have numbers here.
     """
 
     problem: str
@@ -141,7 +140,6 @@ class Manifest:
     vocabulary: str
     files: dict[str, FileState]
     format: int = FORMAT
-    overlaps: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a name of a file outside of the directory."""

@@ -67,13 +67,11 @@ class Checks:
       bad: the first unusable samples, and why they are unusable.
       block_bytes: number of bytes per checksum.
       crc32: file -> the CRC-32 of each of its blocks, in hexadecimal.
-      samples: not used; data of earlier versions have a digest of the samples here.
     """
 
     bad: list[str]
     block_bytes: Annotated[int, Limits(min=1, max=1 << 26)]
     crc32: dict[str, str]
-    samples: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError if a checksum is not a number, or a number may be in two blocks."""
