@@ -2,6 +2,7 @@ import gc
 import os
 
 import pytest
+from tests.python_code import run_code
 
 from t2tp.quiet import quiet_import
 
@@ -24,3 +25,13 @@ def test_nobody_collects_garbage_meanwhile():
     with quiet_import():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_tensorflow_comes_without_keras_until_it_is_used():
+    run_code(
+        "import sys; from t2tp.quiet import import_tensorflow; import_tensorflow()\n"
+        "assert 'keras' not in sys.modules\n"
+        "import tensorflow as tf; from tensorflow.keras.layers import Dense\n"
+        "import keras; assert Dense is keras.layers.Dense is tf.keras.layers.Dense\n"
+        "assert tf.optimizers.SGD is keras.optimizers.SGD"
+    )

@@ -6,6 +6,7 @@ import os
 
 import turn
 
+from t2tp.quiet import import_tensorflow
 from t2tp.trainer.processes.local_processes import ALLOCATOR
 
 turn.environment.update(ALLOCATOR)  # As t2tp_launch does.
@@ -13,6 +14,7 @@ turn.PARSER.add_argument("--only_trace", action="store_true", help="end when it 
 turn.PARSER.add_argument("--zero_stage", type=int, default=0)
 turn.PARSER.add_argument("--schedule", default="1f1b", help="of a pipeline")
 args = turn.arguments()
+import_tensorflow()  # As all programs of t2tp do.
 
 import time
 

@@ -20,7 +20,7 @@ from t2tp.object_store.store import StoreError
 from t2tp.processes import exact_environment, process_spec
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.processes.signals import sigint_ends
-from t2tp.quiet import quiet_import
+from t2tp.quiet import quiet_import, quiet_stderr
 from t2tp.trainer import compilation_cache, errors, run_yaml
 from t2tp.trainer.cli import console, flag_groups
 from t2tp.trainer.cli.flag_groups import FlagGroup, Positional
@@ -205,7 +205,7 @@ def import_user_dir_of(flags: absl_flags.FlagValues) -> None:
 
     is_loaded = "tensorflow" in sys.modules
     message = ""
-    with contextlib.nullcontext() if is_loaded else quiet_import():
+    with contextlib.nullcontext() if is_loaded else quiet_stderr():  # It may import Keras.
         try:
             import_user_dir(flags.t2t_usr_dir)
         except Exception as error:  # The user's code may raise any exception.
