@@ -2,9 +2,9 @@ import gc
 import os
 
 import pytest
-from tests.python_code import run_code
 
 from t2tp.quiet import quiet_import
+from tests.python_code import run_code
 
 
 def test_what_goes_to_file_descriptor_2_is_not_seen(capfd):
