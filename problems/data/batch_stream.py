@@ -13,6 +13,7 @@ once, in the order of the files, and pads its last batch with empty rows.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -145,11 +146,25 @@ def shuffled(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
       *key: identifies the shuffle.
     """
     examples = np.empty(np.shape(positions), np.int64)
-    epochs = positions // size
-    for epoch in np.unique(epochs).tolist():
-        in_epoch = epochs == epoch
-        examples[in_epoch] = permute(positions[in_epoch] % size, size, *key, epoch)
+    epochs, positions = np.divmod(positions, size)
+    blocks_of_epoch = -(-size // _BLOCK)
+    blocks = epochs * blocks_of_epoch + positions // _BLOCK
+    for block in np.unique(blocks).tolist():
+        in_block = blocks == block
+        epoch, block = divmod(block, blocks_of_epoch)
+        shuffled_block = _shuffled_block(block, size, *key, epoch)
+        examples[in_block] = shuffled_block[positions[in_block] - block * _BLOCK]
     return examples
+
+
+# A permutation of few positions takes as long as one of many.
+_BLOCK = 1024
+
+
+@functools.lru_cache(64)
+def _shuffled_block(block: int, size: int, *key: int | str) -> np.ndarray:
+    first = block * _BLOCK
+    return permute(np.arange(first, min(first + _BLOCK, size)), size, *key)
 
 
 class ShuffledStream:

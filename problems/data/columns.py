@@ -4,6 +4,8 @@ The shards of a split (`shards.py`) appear as one array: example indices and val
 through all shards. Blocks are verified when they are read; see `checked_file.py`.
 """
 
+import bisect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 
 from t2tp.problems.data.checked_file import CheckedFile
 from t2tp.problems.data.manifest import CHECKS_END, DamagedDataError
+from t2tp.problems.data.row_plan import ranges
 from t2tp.problems.data.shards import OFFSET, Checks, read_checks, shard_name
 
 
@@ -39,7 +42,8 @@ class Column:
         # [shards + 1]: index of each shard's first example, and position of its first value.
         self._first_example = _running([len(begins) - 1 for begins in self._begins])
         self._first_value = _running([len(values) for values in self._values])
-        self.size = int(self._first_value[-1])
+        self._first_values = self._first_value.tolist()
+        self.size = self._first_values[-1]
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -71,28 +75,57 @@ class Column:
 
     def span(self, begin: int, end: int) -> np.ndarray:
         """Returns the values at positions `begin` (included) to `end` (excluded)."""
-        pieces = [self._values[shard][low:high] for shard, low, high in self._pieces(begin, end)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([self._none, *pieces])
+        return np.concatenate([self._none, *self._slices(begin, end)])
 
-    def span_lengths(self, begin: int, end: int) -> np.ndarray:
-        """Returns how many positions of a span belong to each example in it: int64 [examples]."""
-        lengths = []
-        for shard, low, high in self._pieces(begin, end):
-            begins = self._begins[shard]
-            first, last = begins.searchsorted((low, high - 1)).tolist()
-            edges = np.empty(last - first + 2, np.int64)
-            edges[0], edges[1:-1], edges[-1] = low, begins[first:last], high
-            lengths.append(edges[1:] - edges[:-1])
-        return lengths[0] if len(lengths) == 1 else np.concatenate([[], *lengths]).astype(np.int64)
+    def spans(self, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Returns the values of spans, concatenated.
 
-    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (shard, begin, end) for each shard of a span, as positions within the shard."""
-        shard = int(np.searchsorted(self._first_value, begin, side="right")) - 1
+        Args:
+          begins: int64 [spans], first position of each span.
+          sizes: int64 [spans], number of values of each span.
+        """
+        if len(self._values) == 1:
+            return self._values[0][ranges(begins, sizes)]
+        # A lookup of each value's shard would take longer.
+        slices = map(self._slices, begins.tolist(), (begins + sizes).tolist())
+        return np.concatenate([self._none, *itertools.chain.from_iterable(slices)])
+
+    def parts(
+        self, begins: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Divides spans where examples begin.
+
+        Args:
+          begins: int64 [spans], first position of each span.
+          ends: int64 [spans], position after each span, which is not empty.
+
+        Returns:
+          The number of parts of each span, int64 [spans]; and the first position and the size of
+          each part, concatenated, int64 [parts].
+        """
+        first = self._examples_at(begins)
+        counts = self._examples_at(ends - 1) - first + 1
+        examples = ranges(first, counts)
+        part_begins = np.maximum(self.offsets(examples), begins.repeat(counts))
+        part_ends = np.minimum(self.offsets(examples + 1), ends.repeat(counts))
+        return counts, part_begins, part_ends - part_begins
+
+    def _examples_at(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the index of the example that has the value at each position."""
+
+        def example(shard: int, inside: np.ndarray) -> np.ndarray:
+            return self._begins[shard].searchsorted(inside) - 1 + self._first_example[shard]
+
+        return self._over_shards(positions, self._first_value, np.dtype(np.int64), example)
+
+    def _slices(self, begin: int, end: int) -> Iterator[np.ndarray]:
+        """Yields the values of a span from each of its shards."""
+        shard = bisect.bisect_right(self._first_values, begin) - 1
         while begin < end:
-            first, next_first = self._first_value[shard : shard + 2].tolist()
+            first, next_first = self._first_values[shard : shard + 2]
             stop = min(end, next_first)
             if begin < stop:
-                yield shard, begin - first, stop - first
+                yield self._values[shard][begin - first : stop - first]
             begin, shard = stop, shard + 1
 
     def example(self, number: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from t2tp.problems.data.batch_stream import EMPTY, FeatureSpec
 from t2tp.problems.data.columns import Column
-from t2tp.problems.data.row_plan import RowPlan
+from t2tp.problems.data.row_plan import RowPlan, ranges
 
 INT = np.dtype(np.int32)
 FLOAT = np.dtype(np.float32)
@@ -71,48 +71,37 @@ class TokenField:
         counts, examples = self._plan.examples_of(rows)
         begins = self._column.offsets(examples)
         sizes = np.minimum(self._column.offsets(examples + 1) - begins, length)
-        # Tokens are numbered through all rows; `before` counts the tokens of earlier examples.
-        before = sizes.cumsum() - sizes
-        inside = np.arange(sizes.sum()) - before.repeat(sizes)  # position in the example
-        first_of_row = counts.cumsum() - counts
-        tokens_before_row = np.append(before, sizes.sum())[first_of_row]
-        begin_in_row = before - tokens_before_row.repeat(counts)
-        begin_of_row = (np.arange(len(rows)) * length).repeat(counts)
-        if self._kind == "tokens":
-            values = self._column.values(begins.repeat(sizes) + inside)
-        elif self._kind == "segmentation":
-            values = (np.arange(len(examples)) - first_of_row.repeat(counts) + 1).repeat(sizes)
-        else:
-            values = inside
-        filled = np.zeros((len(rows), length), INT)
-        filled.ravel()[(begin_of_row + begin_in_row).repeat(sizes) + inside] = values
-        return filled[:, parts[0]]
+        return fill_rows(self._column, counts, begins, sizes, length, self._kind)[:, parts[0]]
 
 
 def fill_rows(
-    column: Column, begins: np.ndarray, ends: np.ndarray, length: int, kind: str
+    column: Column,
+    counts: np.ndarray,
+    begins: np.ndarray,
+    sizes: np.ndarray,
+    length: int,
+    kind: str,
 ) -> np.ndarray:
-    """Copies spans of a column into rows, int32 [rows, length].
+    """Copies parts of a column into rows, int32 [rows, length].
 
     Args:
       column: the tokens.
-      begins: int64 [rows], first position of each span.
-      ends: int64 [rows], position after each span, at most `length` later.
-      length: length of a row.
+      counts: int64 [rows], number of parts of each row.
+      begins: int64 [parts], first position of each part.
+      sizes: int64 [parts], the parts' sizes.
+      length: length of a row, into which its parts fit.
       kind: one of the kinds of `TokenField`.
     """
-    filled = np.zeros((len(begins), length), INT)
-    positions = np.arange(length)
-    for row, begin, end in zip(filled, begins.tolist(), ends.tolist(), strict=True):
-        size = end - begin
-        if kind == "tokens":
-            row[:size] = column.span(begin, end)
-            continue
-        lengths = column.span_lengths(begin, end)
-        if kind == "segmentation":
-            row[:size] = positions[: len(lengths)].repeat(lengths) + 1
-        else:
-            row[:size] = positions[:size] - (lengths.cumsum() - lengths).repeat(lengths)
+    if kind == "tokens":
+        values = column.spans(begins, sizes)
+    elif kind == "segmentation":
+        first_of_row = counts.cumsum() - counts
+        values = (np.arange(1, len(begins) + 1) - first_of_row.repeat(counts)).repeat(sizes)
+    else:
+        values = ranges(np.zeros_like(sizes), sizes)
+    ends_of_rows = np.append(0, sizes.cumsum())[counts.cumsum()]
+    filled = np.zeros((len(counts), length), INT)
+    filled[np.arange(length) < np.diff(ends_of_rows, prepend=0)[:, None]] = values
     return filled
 
 

@@ -66,13 +66,13 @@ class PackedWindows:
             tokens = self.column.values(np.maximum(begins - 1, 0)).astype(INT)
             ends_document = self.separate & (tokens == self.vocabulary.end_of_document)
             return np.where((begins == 0) | ends_document, 0, tokens).astype(INT)
-        ends = np.where(examples == EMPTY, 0, np.minimum(begins + self.length, self.column.size))
-        kind = _KINDS[feature]
-        if kind == "tokens" or self.separate:
-            return fill_rows(self.column, begins, ends, self.length, kind)[:, parts[0]]
-        positions = np.arange(self.length)[parts[0]]
-        values = np.ones_like(positions) if kind == "segmentation" else positions
-        return np.where(positions < (ends - begins)[:, None], values, 0).astype(INT)
+        kind, is_real = _KINDS[feature], examples != EMPTY
+        begins = begins[is_real]
+        ends = np.minimum(begins + self.length, self.column.size)
+        counts, sizes = is_real.astype(np.int64), ends - begins
+        if kind != "tokens" and self.separate:
+            counts[is_real], begins, sizes = self.column.parts(begins, ends)
+        return fill_rows(self.column, counts, begins, sizes, self.length, kind)[:, parts[0]]
 
     def count_bytes(self, examples: np.ndarray) -> float:
         """Returns the UTF-8 length of the text of windows.

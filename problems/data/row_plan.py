@@ -48,10 +48,12 @@ class RowPlan:
         if self._begins is not None:
             first = self._begins[chosen].astype(np.int64)
             counts[real] = self._begins[chosen + 1] - first
-            # Concatenates the ranges of positions of all rows.
-            chosen = np.arange(counts.sum()) + (
-                first - (counts[real].cumsum() - counts[real])
-            ).repeat(counts[real])
+            chosen = ranges(first, counts[real])
         if self._examples is None:
             return counts, chosen
         return counts, self._examples[chosen].astype(np.int64)
+
+
+def ranges(firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Concatenates the ranges of `counts[i]` numbers from `firsts[i]` on: int64 [sum of counts]."""
+    return np.arange(counts.sum()) + (firsts - (counts.cumsum() - counts)).repeat(counts)
