@@ -16,10 +16,11 @@ The expected contents are a *schema*: a type annotation, such as a dataclass.
     read_json("shard.json", Shard)    # Shard(name="train-0", bytes=12, skipped={})
 
 A schema may combine dataclasses, `dict[str, ...]`, `list[...]`, `tuple[...]`, `Literal`, unions,
-bool, int, float, str and `Any`; `Annotated` adds `Limits`. A dataclass accepts no unknown entries,
-and its `__post_init__` may raise a ValueError. A mapping of names to types is the schema of an
-object with further entries, of any type; entries with a name in the mapping may also be null or
-missing. A `TypedDict` is the schema of such an object whose typed entries are required.
+bool, int, float, str and `Any`; `Annotated` adds `Limits` of numbers, or `MaxEntries` of a list or
+an object. A dataclass accepts no unknown entries, and its `__post_init__` may raise a ValueError. A
+mapping of names to types is the schema of an object with further entries, of any type; entries with
+a name in the mapping may also be null or missing. A `TypedDict` is the schema of such an object
+whose typed entries are required.
 """
 
 import contextlib
@@ -75,6 +76,13 @@ Count = Annotated[int, Limits(min=0, max=1 << 50)]
 
 class InvalidFileError(ValueError):
     """A file has unexpected contents; `str()` is a sentence with the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxEntries:
+    """The max number of entries of a list or an object."""
+
+    count: int
 
 
 class Plain(str):
@@ -310,9 +318,20 @@ class _Converter:
         self._source = source
 
     def convert(self, value: Any, schema: Schema, name: str, limits: Limits | None = None) -> Any:
+        # Most values of large files are texts and numbers without limits.
+        fits = type(value) is schema and (schema is not int or value.bit_length() < 64)
+        if fits and limits is None:
+            return value
         origin, arguments = typing.get_origin(schema), typing.get_args(schema)
+        if origin in (list, tuple):
+            return self._list(value, list if origin is list else tuple, arguments, name, limits)
         if schema is Any:
             return value
+        if origin is Annotated and isinstance(arguments[1], MaxEntries):
+            if isinstance(value, dict | list) and len(value) > arguments[1].count:
+                entries, most = f"{len(value):,} entries", f"{arguments[1].count:,}"
+                self._refuse(name, f"has {entries}: at most {most} are read")
+            return self.convert(value, arguments[0], name, limits)
         if origin is Annotated:
             return self.convert(value, arguments[0], name, arguments[1])
         if isinstance(schema, Mapping):
@@ -331,8 +350,6 @@ class _Converter:
                 each: self.convert(v, arguments[1], f"{name}.{each}", limits)
                 for each, v in value.items()
             }
-        if origin in (list, tuple):
-            return self._list(value, list if origin is list else tuple, arguments, name, limits)
         return self._scalar(value, schema, name, limits)
 
     def _open_object(

@@ -6,9 +6,9 @@ name them only in `config.json`, or not at all.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
-from t2tp.typed_files import MAX_BYTES, MAX_TOKENIZER_BYTES, Schema, read_json
+from t2tp.typed_files import MAX_BYTES, MAX_TOKENIZER_BYTES, MaxEntries, Schema, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 # Files that name special tokens; the first file that names a token counts.
@@ -25,10 +25,14 @@ class AddedToken(TypedDict):
     content: str
 
 
+# Large tokenizers have 260,000 tokens (XLM-V: 900,000), and some thousands of them are added.
+MAX_TOKENS = 1 << 20
+AddedTokens = Annotated[list[AddedToken], MaxEntries(1 << 16)]
+
 # The entries of a `tokenizer.json` that have the ids of tokens.
 _TOKENIZER: Schema = {
-    "model": {"vocab": dict[str, int] | list[tuple[str, float]]},
-    "added_tokens": list[AddedToken],
+    "model": {"vocab": Annotated[dict[str, int] | list[tuple[str, float]], MaxEntries(MAX_TOKENS)]},
+    "added_tokens": AddedTokens,
 }
 
 # BERT's special tokens, which BERT's oldest files do not name.

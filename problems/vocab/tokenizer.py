@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import (
     CONFIG_FILES,
+    MAX_TOKENS,
     TOKENIZER_FILE,
-    AddedToken,
+    AddedTokens,
     read_special_tokens,
 )
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.typed_files import (
     MAX_TOKENIZER_BYTES,
     Count,
+    MaxEntries,
     Schema,
     convert,
     file_inside,
@@ -31,8 +33,8 @@ from t2tp.typed_files import (
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Max number of tokens, and factor by which replacements may lengthen a text.
-_MAX_TOKENS, _MAX_GROWTH = 1 << 20, 1 << 10
+# Max factor by which replacements may lengthen a text.
+_MAX_GROWTH = 1 << 10
 # Types of the entries that are read here; the library reads all.
 _PART: Schema = {
     "type": str,
@@ -43,7 +45,10 @@ _PART: Schema = {
     "prepend": str,
     "precompiled_charsmap": str,
 }
-_FIELDS: Schema = {"added_tokens": list[AddedToken]}
+_FIELDS: Schema = {
+    "model": {"vocab": Annotated[Any, MaxEntries(MAX_TOKENS)]},
+    "added_tokens": AddedTokens,
+}
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -175,9 +180,9 @@ class TokenizerVocabulary(Vocabulary):
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token; see `Vocabulary.token_bytes`."""
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        if size > _MAX_TOKENS:
+        if size > MAX_TOKENS:
             raise ValueError(
-                f"{TOKENIZER_FILE} has {size:,} tokens: at most {_MAX_TOKENS:,} are read"
+                f"{TOKENIZER_FILE} has {size:,} tokens: at most {MAX_TOKENS:,} are read"
             )
         pieces = [self._tokenizer.id_to_token(token) or "" for token in range(size)]
         return [
