@@ -1,7 +1,7 @@
 """The reference's scores of pairs of replies, for preference losses such as DPO.
 
 The reference is the model at the run's start, before its first step: with adapters, the model
-without them. It may also be another run (`--reference_from`). Each row is scored once, without
+without them. It may also be another model (`--reference_from`). Each row is scored once, without
 dropout, in the rows in which it is trained, so at the first step model and reference are equal to
 the bit. The scores are in the run's directory, with what they were computed from:
 
@@ -13,19 +13,22 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
+from t2tp import mtf
 from t2tp.atomic_file import write_bytes
+from t2tp.building.mesh import Mesh
 from t2tp.checkpoint import last_finished
 from t2tp.models.model import EXAMPLE_INDEX
 from t2tp.models.preferences import REFERENCES, WITH_REFERENCE
 from t2tp.problems.data.batch_stream import EMPTY, ExampleSource, OnePassStream
 from t2tp.problems.preferences import Preferences
 from t2tp.problems.problem import Problem
+from t2tp.program.program import Feature, Program
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
@@ -33,6 +36,7 @@ from t2tp.trainer.inputs.problem_inputs import one_pass_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
+from t2tp.trainer.run_dir.run_checkpoints import size_guard
 from t2tp.trainer.run_spec import RunSpec
 from t2tp.typed_files import open_regular
 
@@ -139,7 +143,7 @@ class References:
         if state == "missing":
             raise UsageError(
                 f"{path} is missing: it has the scores of the weights that the run began with;"
-                f" put it back, give --reference_from=RUN, or {advice}"
+                f" put it back, give --reference_from, or {advice}"
             )
         try:
             with _arrays_of(path) as saved:
@@ -155,23 +159,31 @@ class References:
         except Exception as error:  # NumPy and zipfile raise errors of ten kinds.
             raise UsageError(f"{path} is damaged: {error}; put a copy back, or {advice}") from error
 
-    def _reference(self) -> Estimator:
-        """Returns the estimator that has the weights of the reference."""
+    def _program(self, features: Mapping[str, Feature]) -> Program:
+        """Returns the program that scores rows with the weights of the reference."""
         spec, path = self._spec, self._spec.config.reference_from
         if not path:
-            return self._estimator
+            return self._estimator.build(ModeKeys.REFERENCE, features)
         other = OtherRun.open("reference_from", path)
         other.check_vocabulary(spec.problem.vocabulary(spec.data_dir))
         model_fn = model_fn_of(other.model_class, spec.problem.vocab_sizes(spec.data_dir), 0)
-        config = replace(spec.config, checkpoint_path=path, warm_start_from="", teacher="")
-        return Estimator(model_fn, config, other.on_mesh_of(spec.hparams), spec.layout)
+        hparams, guard = other.on_mesh_of(spec.hparams), size_guard(other.weights())
+
+        def score(mesh: Mesh, parts: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+            with tf.compat.v1.variable_scope("", custom_getter=guard):
+                return model_fn(mesh, parts, ModeKeys.REFERENCE, hparams).outputs()
+
+        cluster = self._estimator.connect()
+        program = Program(score, features, layout=spec.layout, cluster=cluster, xla=spec.config.xla)
+        other.load(program.variables)
+        return program
 
     def _compute(self, source: ExampleSource, name: str) -> Scores:
         size = sequences_per_batch(self._spec.hparams, self._spec.layout)
         stream = OnePassStream(source, size, EXAMPLE_INDEX)
         logging.info("scoring %d rows of %s with the reference", len(source), name)
         inputs = one_pass_inputs(self._spec.problem, stream)
-        program = self._reference().build(ModeKeys.REFERENCE, inputs.features)
+        program = self._program(inputs.features)
         (pairs,) = source.shape(REFERENCES[0])
         scores = {each: np.zeros((len(source), pairs), np.float32) for each in REFERENCES}
         for step in range(len(stream)):

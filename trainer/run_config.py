@@ -47,9 +47,10 @@ class RunConfig:
       warm_start_from: PATH or PATH:from=>to;from=>to, a checkpoint with the initial values. It
         is used if `output_dir` has no checkpoint; see `WarmStart`.
       warm_start_optimizer: whether the warm start also restores the optimizer's state and the step.
-      teacher: a run, or a checkpoint of a run, that training imitates (distillation); "": none.
-      reference_from: a run, or a checkpoint of a run, that is the reference of preference losses;
-        "": the weights at the run's start.
+      teacher: a run, a checkpoint of a run, or a Hugging Face directory, which training imitates
+        (distillation); "": none.
+      reference_from: such a path, with the reference of preference losses; "": the weights at the
+        run's start.
       log_step_count_steps: steps between reports in the log and in TensorBoard.
       log_json: file to append lines of JSON to, see `JsonLog`; `-`: stdout; empty: none.
       histogram_steps: steps between histograms of the trainable variables; None: no histograms.

@@ -1,10 +1,11 @@
 """Moves the values of a checkpoint from and to Hugging Face's files, slice by slice."""
 
+import hashlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,27 +20,67 @@ from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, TensorPiece, Variable
 
 Progress = Callable[[int], object]
+_Region = tuple[slice, ...]
 
 # Metadata key: the Hugging Face model that a checkpoint was imported from.
 SOURCE = "source"
 
 
-@dataclass(frozen=True)
-class _Box:
-    """A slice of a variable. All its values are in one tensor of the source directory."""
+# Values of each tensor that `DirectoryCheckpoint.save_id` hashes.
+_SAMPLE = 64
 
-    variable: Variable
-    piece: TensorPiece
-    begin: tuple[int, ...]
-    size: tuple[int, ...]
 
-    def read(self, source: ModelDirectory, dtype: tf.DType) -> tuple[Slice, np.ndarray]:
-        """Returns the slice and its values in a dtype."""
-        view = self.piece.view(source.tensor(self.piece.theirs).opened())
-        # An expert's view has size 1 along the experts.
-        begin = self.begin if self.piece.expert is None else (0, *self.begin[1:])
-        value = _read(view, begin, self.size, dtype.as_numpy_dtype)
-        return Slice(self.variable.name, self.variable.shape, self.begin, self.size, dtype), value
+class DirectoryCheckpoint(Checkpoint):
+    """A Hugging Face directory, read as the checkpoint that `import_tensors` would write.
+
+    `path` is the directory, and the metadata are empty. Only the requested slices are read.
+    """
+
+    def __init__(
+        self, source: ModelDirectory, variables: Sequence[Variable], dtype: str = ""
+    ) -> None:
+        """Reads no values. The dtype "" keeps each tensor's dtype.
+
+        Raises:
+          ConversionError: the dtype of a tensor is not supported.
+        """
+        self.path, self.step, self.saved_at, self.metadata = source.path, 0, 0.0, {}
+        self._source = source
+        self._variables = {each.name: each for each in variables}
+        self._shapes = {each.name: each.shape for each in variables}
+        self._dtypes = {each.name: _dtype(source, each, dtype) for each in variables}
+
+    @property
+    def save_id(self) -> str:
+        """A hash of names, shapes and first values of the tensors. Copies have the same hash."""
+        digest = hashlib.sha256()
+        for variable in self._variables.values():
+            for piece in variable.read_pieces:
+                values = self._source.tensor(piece.theirs).opened()
+                digest.update(f"{piece.theirs} {values.dtype} {values.shape}".encode())
+                digest.update(values.reshape(-1)[:_SAMPLE].tobytes())
+        return digest.hexdigest()
+
+    def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
+        """Reads slices of any size and position; returns the values on the CPU.
+
+        Raises:
+          LookupError: the model has no variable of that name.
+          ValueError: a slice's shape or dtype is not the variable's.
+        """
+        for each in slices:
+            self._check_slice(each)
+        with tf.device("CPU:0"):
+            return [tf.constant(self._value(each)) for each in slices]
+
+    def _value(self, part: Slice) -> np.ndarray:
+        value = np.empty(part.size, part.dtype.as_numpy_dtype)
+        for piece in self._variables[part.name].read_pieces:
+            overlap = _overlap(piece, part)
+            if overlap is not None:
+                view = piece.view(self._source.tensor(piece.theirs).opened())
+                _read(view, *overlap, value)
+        return value
 
 
 def import_tensors(
@@ -60,13 +101,13 @@ def import_tensors(
       ConversionError: the dtype of a tensor is not supported.
       OSError: a file cannot be read or written.
     """
-    dtypes = {each.name: _dtype(source, each, dtype) for each in variables}
+    saved = DirectoryCheckpoint(source, variables, dtype)
     metadata = {
         DIMENSIONS: {each.name: list(each.dims) for each in variables},
         TRAINABLE: [each.name for each in variables],
         SOURCE: origin or str(source.path),
     }
-    parts = (_part(source, boxes, dtypes, progress) for boxes in _plan(variables))
+    parts = (_part(saved, slices, progress) for slices in _plan(saved, variables))
     return save_in_parts(directory, 0, parts, metadata)
 
 
@@ -78,40 +119,27 @@ def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
     return tf.as_dtype(kinds.pop()) if len(kinds) == 1 else tf.float32
 
 
-def _plan(variables: Sequence[Variable]) -> list[list[_Box]]:
+def _plan(saved: Checkpoint, variables: Sequence[Variable]) -> list[list[Slice]]:
     """Divides the variables into parts of about `MOST_ELEMENTS`."""
-    plan: list[list[_Box]] = [[]]
+    plan: list[list[Slice]] = [[]]
     count = 0
-    for variable in variables:
-        for piece in variable.read_pieces:
-            for begin, size in variable.boxes(piece, MOST_ELEMENTS):
-                elements = math.prod(size)
-                if plan[-1] and count + elements > MOST_ELEMENTS:
-                    plan.append([])
-                    count = 0
-                plan[-1].append(_Box(variable, piece, begin, size))
-                count += elements
+    for part in itertools.chain.from_iterable(_slices(saved, each) for each in variables):
+        elements = math.prod(part.size)
+        if plan[-1] and count + elements > MOST_ELEMENTS:
+            plan.append([])
+            count = 0
+        plan[-1].append(part)
+        count += elements
     return plan
 
 
 def _part(
-    source: ModelDirectory, boxes: Sequence[_Box], dtypes: dict[str, tf.DType], progress: Progress
+    saved: Checkpoint, slices: Sequence[Slice], progress: Progress
 ) -> list[tuple[Slice, tf.Tensor]]:
-    """Reads the boxes of a part of the checkpoint."""
-    part = []
-    for box in boxes:
-        each, value = box.read(source, dtypes[box.variable.name])
-        part.append((each, tf.constant(value)))
-        progress(value.size)
-    return part
-
-
-def _read(
-    view: np.ndarray, begin: Sequence[int], size: Sequence[int], dtype: np.dtype
-) -> np.ndarray:
-    """Reads a box of a view."""
-    box = view[tuple(slice(at, at + count) for at, count in zip(begin, size, strict=True))]
-    return np.array(np.ascontiguousarray(box).astype(dtype, copy=False))
+    """Reads the slices of a part of the checkpoint."""
+    values = saved.read(slices)
+    progress(sum(math.prod(each.size) for each in slices))
+    return list(zip(slices, values, strict=True))
 
 
 # Size limit of a file in bytes, as in `transformers`.
@@ -165,7 +193,9 @@ def export_tensors(
         for part in _slices(saved, variable):
             value = saved.read([part])[0].numpy()
             for piece, view in views:
-                _write_overlap(view, piece, part, value)
+                overlap = _overlap(piece, part)
+                if overlap is not None:
+                    view[overlap[0]] = value[overlap[1]]
             progress(value.size)
         del views  # A mapped file is written when its last view is deleted.
 
@@ -255,14 +285,23 @@ def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
             yield Slice(variable.name, variable.shape, begin, size, _kind(saved, variable))
 
 
-def _write_overlap(view: np.ndarray, piece: TensorPiece, part: Slice, value: np.ndarray) -> None:
-    """Writes a slice's overlap with a piece of our variable into the piece's view."""
+def _overlap(piece: TensorPiece, part: Slice) -> tuple[_Region, _Region] | None:
+    """Returns the overlap of a slice and a piece, as regions of the piece's view and of the slice.
+
+    Returns None if they do not overlap.
+    """
     offsets = (piece.expert or 0, *(0 for _ in part.begin[1:]))
-    to, of = [], []
-    for begin, size, offset, limit in zip(part.begin, part.size, offsets, view.shape, strict=True):
+    limits = part.shape if piece.expert is None else (1, *part.shape[1:])
+    of_view, of_slice = [], []
+    for begin, size, offset, limit in zip(part.begin, part.size, offsets, limits, strict=True):
         first, last = max(begin - offset, 0), min(begin - offset + size, limit)
         if first >= last:
-            return
-        to.append(slice(first, last))
-        of.append(slice(first + offset - begin, last + offset - begin))
-    view[tuple(to)] = value[tuple(of)]
+            return None
+        of_view.append(slice(first, last))
+        of_slice.append(slice(first + offset - begin, last + offset - begin))
+    return tuple(of_view), tuple(of_slice)
+
+
+def _read(view: np.ndarray, of_view: _Region, of_slice: _Region, value: np.ndarray) -> None:
+    """Copies a region of a piece's view into a slice, in the slice's dtype."""
+    value[of_slice] = view[of_view]

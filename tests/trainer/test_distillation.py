@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from t2tp import checkpoint
+from t2tp import checkpoint, problems
+from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.hook import Hook
+from tests.huggingface.tiny_files import write_tiny_llama
 from tests.trainer.tiny_experiment import experiment
 
 STUDENT = "d_model=16,d_ff=32,num_heads=2,learning_rate_schedule=constant"
@@ -90,9 +92,35 @@ def test_a_resumed_run_goes_on_with_its_teacher(tmp_path, data_dir, teacher):
     assert first + rest == whole
 
 
-def test_a_teacher_must_be_a_run(tmp_path, data_dir):
-    with pytest.raises(UsageError, match="neither a run nor a checkpoint"):
-        trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="t2tp_convert --from_hf"):
-        trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path))
+def test_a_hugging_face_directory_teaches_as_the_run_of_it(tmp_path):
+    write_tiny_llama(tmp_path / "hf", num_key_value_heads=2, tie_word_embeddings=False)
+    flags = [f"--from_hf={tmp_path / 'hf'}", f"--output_dir={tmp_path / 'base'}"]
+    assert t2tp_convert(["t2tp_convert", *flags]) == 0
+    (tmp_path / "texts.txt").write_text("the cat sat on the mat\n" * 40)
+    problem = "languagemodel_textfiles:tiny"
+    options = f"files={tmp_path / 'texts.txt'},documents=lines,vocabulary_from={tmp_path / 'hf'}"
+    problems.find(problem, options).prepare(tmp_path / "data")
+    by_run, directly = (
+        trained(
+            tmp_path / f"by_{name}",
+            tmp_path / "data",
+            f"{STUDENT},mesh_shape=data:2;model:2",
+            problem=problem,
+            teacher=str(tmp_path / name),
+        )
+        for name in ("base", "hf")
+    )
+    assert directly == by_run
+
+
+def test_a_teacher_is_a_decoder_with_the_vocabulary_of_the_data(tmp_path, data_dir):
+    write_tiny_llama(tmp_path / "llama")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}')
+    for name, message in (
+        ("bert", "has the model bert: name a decoder"),
+        ("llama", "llama must have the vocabulary of the data: .*vocabulary_from=/"),
+        ("", "neither a run, nor a checkpoint of a run, nor a Hugging Face"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path / name))

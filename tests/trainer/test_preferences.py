@@ -87,7 +87,9 @@ class Recorder(Hook):
         self.metrics.append(compute(possible(THEIR_NAMES, sums), sums))
 
 
-def experiment(base, data, run, recorder, arrangement="padded", steps=STEPS, **changes):
+def experiment(
+    base, data, run, recorder, arrangement="padded", steps=STEPS, reference="", **changes
+):
     options, data_dir = data
     hparams = run_files.read(str(base)).hparams.copy()
     settings = {
@@ -106,7 +108,7 @@ def experiment(base, data, run, recorder, arrangement="padded", steps=STEPS, **c
         "transformer_lm",
         "preferences",
         hparams,
-        RunConfig(str(run), warm_start_from=str(base)),
+        RunConfig(str(run), warm_start_from=str(base), reference_from=reference),
         data_dir=data_dir,
         train_steps=steps,
         problem_options=f"{options},arrangement={arrangement}",
@@ -236,6 +238,13 @@ def test_the_first_loss_is_ln_2_on_every_layout(base, data, tmp_path, mesh, arra
     assert run.losses[0] == pytest.approx(math.log(2), abs=1e-6)
     assert run.metrics[0]["reward_chosen"] == run.metrics[0]["reward_rejected"] == 0
     assert run.losses[1] < math.log(2) - 1e-4
+
+
+@pytest.mark.parametrize("name", ["run", "hf"])
+def test_the_reference_may_be_another_run_or_a_hugging_face_directory(base, data, tmp_path, name):
+    other = str(base.with_name(name))
+    run = trained(base, data, tmp_path / "run", reference=other, steps=1, mesh_shape="data:2")
+    assert run.losses[0] == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_a_resumed_run_keeps_the_scores_of_its_beginning(base, data, tmp_path):

@@ -7,7 +7,9 @@ import shutil
 from os import PathLike
 from pathlib import Path
 
+from t2tp.huggingface.model_directory import CONFIG_FILE
 from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
+from t2tp.trainer import run_yaml
 from t2tp.trainer.run_dir import run_files
 from t2tp.typed_files import MAX_TOKENIZER_BYTES, file_inside, open_regular
 
@@ -33,6 +35,11 @@ def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
     if flags.get("data_digest") or not (kept / TOKENIZER_FILE).is_file():
         return None
     return kept
+
+
+def is_model_directory(path: str | PathLike[str]) -> bool:
+    """Whether a path is a Hugging Face directory, and not a run's directory."""
+    return (Path(path) / CONFIG_FILE).is_file() and not (Path(path) / run_yaml.FILE).exists()
 
 
 def check_files(source: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from absl import logging
 
 from t2tp import checkpoint
 from t2tp.atomic_file import unfinished_path
-from t2tp.checkpoint import BestMetric, Retention
+from t2tp.checkpoint import BestMetric, Checkpoint, Retention
 from t2tp.checkpoint.errors import DamagedCheckpointError
 from t2tp.checkpoint.reading import BASE, BATCH_SIZES
 from t2tp.checkpoint.restore import check_same_save, restore_latest
@@ -38,6 +38,30 @@ from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 NEW_COUNTERS = (SKIPPED_STEPS,)
 # Max ratio of a program's values to its checkpoint's, which may lack the optimizer's state.
 _MAX_RATIO = 16
+
+
+def size_guard(saved: Checkpoint | None) -> Callable[..., Any]:
+    """Returns a variable getter that refuses a program far larger than its checkpoint.
+
+    The hparams may be somebody else's: building a program of 10,000 layers, and their initial
+    values, would take long before a restore could compare it with the checkpoint.
+    """
+    if saved is None or BASE in saved.metadata:
+        return lambda getter, *args, **kwargs: getter(*args, **kwargs)
+    total, num_saved = 0, sum(math.prod(shape) for shape in saved.shapes().values())
+
+    def get(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
+        nonlocal total
+        total += math.prod(kwargs["shape"])
+        if total > _MAX_RATIO * num_saved:
+            raise CheckpointMismatchError(
+                f"the checkpoint {saved.path} has {num_saved:,} values, and the model of these"
+                " hparams has far more",
+                saved.path,
+            )
+        return getter(name, *args, **kwargs)
+
+    return get
 
 
 class RunCheckpoints:
@@ -105,32 +129,13 @@ class RunCheckpoints:
             ) from error
 
     def size_guard(self) -> Callable[..., Any]:
-        """Returns a variable getter that refuses a program far larger than its checkpoint.
-
-        The hparams may be somebody else's: building a program of 10,000 layers, and their initial
-        values, would take long before `load` could compare it with the checkpoint.
-        """
-        saved, total = None, 0
+        """Returns `size_guard` of the checkpoint that `load` would restore."""
+        saved = None
         with contextlib.suppress(OSError):
             last = checkpoint.last_finished(self._directory)
             path = self._config.checkpoint_path or (last and str(last.path))
             saved = find(path) if path else None
-        if saved is None or BASE in saved.metadata:
-            return lambda getter, *args, **kwargs: getter(*args, **kwargs)
-        num_saved = sum(math.prod(shape) for shape in saved.shapes().values())
-
-        def get(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
-            nonlocal total
-            total += math.prod(kwargs["shape"])
-            if total > _MAX_RATIO * num_saved:
-                raise CheckpointMismatchError(
-                    f"the checkpoint {saved.path} has {num_saved:,} values, and the model of these"
-                    " hparams has far more",
-                    saved.path,
-                )
-            return getter(name, *args, **kwargs)
-
-        return get
+        return size_guard(saved)
 
     def _load(self, variables: Variables, to_train: bool, last_step: int | None) -> int:
         variables.base_elsewhere = self._base_elsewhere()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from t2tp import problems
 from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.reading import MESH_SHAPE
 from t2tp.checkpoint.variables import assign_slices, slices_as_saved
+from t2tp.huggingface.model_directory import read_config
 from t2tp.mesh.storage import name_in_use
 from t2tp.object_store.mirror import local_path
 from t2tp.problems.vocab.vocabulary import Vocabulary
@@ -175,24 +177,32 @@ def vocab_axis(variable: SlicedVariable) -> int | None:
 def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
     """Matches a new run's vocabulary with the vocabulary of the run that it starts from.
 
-    `vocabulary` is None if the new run's problem has no text.
+    `path` may also be a Hugging Face directory. `vocabulary` is None if the new run's problem has
+    no text.
     """
     if vocabulary is None:
         return None, ""
-    run = run_files.run_of(path)
-    if run is None:
-        return None, f"{path} is not in the directory of a run"
     try:
-        flags = run_files.read_flags(run)
-        problem = problems.find(flags["problem"], flags.get("problem_options") or "")
-        data_dir = local_path(flags.get("data_dir") or "", is_lazy=True)
-        digest = flags.get("data_digest")
-        if digest and problem.digest(data_dir) != digest:
-            return None, f"the data in {data_dir} have changed"
-        there = problem.vocabulary(huggingface_files.tokenizer_directory(run) or data_dir)
+        there = _vocabulary_at(path)
     except (ValueError, LookupError, OSError) as error:
         return None, str(error)
     return (None if there is None else TokenRows.between(there, vocabulary)), ""
+
+
+def _vocabulary_at(path: str) -> Vocabulary | None:
+    if huggingface_files.is_model_directory(path):
+        _, model_type = read_config(Path(path))
+        return problems.find(model_type.problem).vocabulary(path)
+    run = run_files.run_of(path)
+    if run is None:
+        raise LookupError(f"{path} is not in the directory of a run")
+    flags = run_files.read_flags(run)
+    problem = problems.find(flags["problem"], flags.get("problem_options") or "")
+    data_dir = local_path(flags.get("data_dir") or "", is_lazy=True)
+    digest = flags.get("data_digest")
+    if digest and problem.digest(data_dir) != digest:
+        raise ValueError(f"the data in {data_dir} have changed")
+    return problem.vocabulary(huggingface_files.tokenizer_directory(run) or data_dir)
 
 
 def _row_ranges(saved: Checkpoint, name: str, axis: int) -> list[tuple[int, int]]:
