@@ -118,7 +118,7 @@ def test_a_teacher_is_a_decoder_with_the_vocabulary_of_the_data(tmp_path, data_d
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}')
     for name, message in (
-        ("bert", "has the model bert: name a decoder"),
+        ("bert", "has the model transformer_encoder: name a decoder"),
         ("llama", "llama must have the vocabulary of the data: .*vocabulary_from=/"),
         ("", "neither a run, nor a checkpoint of a run, nor a Hugging Face"),
     ):
