@@ -74,8 +74,8 @@ class OtherRun:
                 directory.check_tokenizer(hparams.vocab_size)
         if hparams.values().get("lora_rank"):
             raise UsageError(
-                f"--{flag}={path} has adapters: merge them into its weights with t2tp_convert"
-                f" --to_hf=DIR --merge_lora, and give --{flag}=DIR"
+                f"--{flag}={path} has adapters: merge them into its weights (t2tp_convert"
+                f" --to_hf=DIR --merge_lora), and give --{flag}=DIR"
             )
         return cls(flag, path, model_class, hparams, directory)
 
