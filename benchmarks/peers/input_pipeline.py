@@ -42,7 +42,7 @@ def write_records(path: str) -> None:
             batch = {name: np.asarray(feature) for name, feature in stream[step].items()}
             for row in range(BATCH):
                 values = {
-                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=array[row]))
+                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=array[row].ravel()))
                     for name, array in batch.items()
                 }
                 example = tf.train.Example(features=tf.train.Features(feature=values))
@@ -51,7 +51,10 @@ def write_records(path: str) -> None:
 
 def plain(path: str) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches with the same features, read by tf.data."""
-    spec = {name: tf.io.FixedLenFeature([LENGTH], tf.int64) for name in stream[0]}
+    spec = {
+        name: tf.io.FixedLenFeature(feature.shape[1:], tf.int64)
+        for name, feature in stream[0].items()
+    }
     dataset = tf.data.TFRecordDataset(path).repeat().shuffle(BUFFER, seed=0).batch(BATCH)
     dataset = dataset.map(
         lambda records: {

@@ -103,11 +103,12 @@ class Column:
           The number of parts of each span, int64 [spans]; and the first position and the size of
           each part, concatenated, int64 [parts].
         """
-        first = self._examples_at(begins)
-        counts = self._examples_at(ends - 1) - first + 1
+        first, last = self._examples_at(np.stack([begins, ends - 1]))
+        counts = last - first + 1
         examples = ranges(first, counts)
-        part_begins = np.maximum(self.offsets(examples), begins.repeat(counts))
-        part_ends = np.minimum(self.offsets(examples + 1), ends.repeat(counts))
+        example_begins, example_ends = self.offsets(np.stack([examples, examples + 1]))
+        part_begins = np.maximum(example_begins, begins.repeat(counts))
+        part_ends = np.minimum(example_ends, ends.repeat(counts))
         return counts, part_begins, part_ends - part_begins
 
     def _examples_at(self, positions: np.ndarray) -> np.ndarray:
