@@ -13,6 +13,7 @@ import tempfile
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from t2tp.processes import exact_environment
+from t2tp.quiet import import_tensorflow
 
 if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0" and exact_environment.needs_isa():
     os.environ.setdefault(exact_environment.ISA_VARIABLE, exact_environment.ISA)
@@ -147,6 +148,7 @@ def pytest_collection_finish() -> None:
 
 
 def _make_devices() -> None:
+    import_tensorflow()
     import tensorflow as tf
 
     tf.config.set_logical_device_configuration(
