@@ -2,7 +2,6 @@
 
 import contextlib
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ class CheckedFile:
             self._is_unchecked[begin : begin + chunk_bytes // self._block_bytes] = True
             self._some_unchecked = bool(len(self._crc32))
 
-    def searchsorted(self, values: Sequence[int]) -> np.ndarray:
+    def searchsorted(self, values: np.ndarray) -> np.ndarray:
         """Returns, for each value, how many numbers of a sorted file are at most this value.
 
         The search itself verifies nothing: it touches about twenty pages of a large file, and
