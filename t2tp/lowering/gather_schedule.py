@@ -23,9 +23,9 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.deferred_sums import Scatter
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.reshape import relayout_all
-from t2tp.lowering.scatters import Scatter
 from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.storage import Storage
 

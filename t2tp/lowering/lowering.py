@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Order
-from t2tp.lowering.deferred_sums import DeferredSum, Reductions, required_values
+from t2tp.lowering.deferred_sums import DeferredSum, DeferredSums, required_values
 from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts, lower_in_vectors
 from t2tp.lowering.gather_schedule import LatestActivation, lower_gathers, lowering_order
 from t2tp.lowering.head_tail import CONSECUTIVE, Orders
@@ -21,7 +21,6 @@ from t2tp.lowering.microbatch import Microbatch
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.random import is_below
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
-from t2tp.lowering.scatters import Scatters
 from t2tp.lowering.signature import applies_function
 from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.dimensions import declared
@@ -104,7 +103,7 @@ class GraphLowering(upstream.Lowering):
     """The lowering of a graph's live operations with one `SpmdMeshImpl`.
 
     Attributes:
-      scatters: deferred reduce-scatters.
+      sums: the deferred sums.
       orders: the order of each tensor's slice.
       updated_in_place: tensors of the full batch whose rows a microbatch may overwrite.
     """
@@ -128,8 +127,7 @@ class GraphLowering(upstream.Lowering):
         self._loop_iterations: list[tf.Tensor] = []
         self._microbatch: Microbatch | None = None
         self._rng_dependency: tf.Tensor | None = None
-        self._reductions = Reductions(mesh_impl)
-        self.scatters = Scatters(mesh_impl)
+        self.sums = DeferredSums(mesh_impl)
         self.orders = Orders(self, mesh_impl)
         self.orders.find_head_tail_dims(all_operations(graph.operations))
         self._needed: set[upstream.Tensor] = set()
@@ -509,13 +507,16 @@ class GraphLowering(upstream.Lowering):
           cut: with `exact_sums`, the dimension's name, and the number of its parts on all
             processors together.
         """
-        value = self._reductions.defer(tensor.name, parts, axes, cut, tensor in self._needed)
+        separate = self._mesh_impl.layout.axes.separate(axes)
+        value = DeferredSum(self.sums, tensor.name, parts, separate, cut)
+        if separate and tensor in self._needed:
+            self.sums.start(value)
         super().set_tensor_lowering(tensor, value)
         self.orders.set(tensor, self.orders.current)
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
         """Sets the processor's partial sum over mesh axes, or its slice if `axes` is empty."""
-        laid_out = LaidOutTensor([value])
         if axes:
-            laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
-        self.set_tensor_lowering(tensor, laid_out)
+            self.set_parts(tensor, [value], axes, None)
+        else:
+            self.set_slice(tensor, value)

@@ -36,9 +36,8 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
-from t2tp.lowering.deferred_sums import BUCKET, SMALL
+from t2tp.lowering.deferred_sums import BUCKET, SMALL, DeferredSums, Scatter
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
-from t2tp.lowering.scatters import Scatter
 from t2tp.lowering.slice_shapes import resized
 from t2tp.mesh.layout import Layout
 
@@ -62,12 +61,13 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
         value = lowering.slice(op.inputs[0])
     else:
         value, summed_axes = lowering.partial_sum(op.inputs[0])
-    scatter = plan.only_scatter(value, summed_axes)
+    scatter = plan.only_scatter(lowering.sums, value, summed_axes)
     if scatter is None and mesh_impl.layout.exact_sums and plan.splits_over(summed_axes):
         # Reduce-scattering over some of the axes first would change the order of the sum.
         value, summed_axes = lowering.slice(op.inputs[0]), []
-    if scatter is not None and lowering.scatters.accepts(scatter):
-        lowering.set_tensor_lowering(op.outputs[0], lowering.scatters.defer(scatter))
+    if scatter is not None and scatter.num_bytes <= SMALL:
+        lowering.sums.start(scatter)
+        lowering.set_tensor_lowering(op.outputs[0], scatter)
         return
     value, summed_axes = plan.execute(value, summed_axes)
     lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
@@ -249,7 +249,9 @@ class _ReshapePlan:
         part.put([self._old[axis] for axis in self.gather_only_axes() or []], whole)
         return self._cut_slice(part.value)
 
-    def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
+    def only_scatter(
+        self, sums: DeferredSums, x: tf.Tensor, summed_axes: list[int]
+    ) -> Scatter | None:
         """Returns the reduce-scatter of a partial sum if the reshape needs only this collective."""
         added = {axis: factor for axis, factor in self._new.items() if axis not in self._old}
         stay = {axis: factor for axis, factor in self._new.items() if axis in self._old}
@@ -267,7 +269,7 @@ class _ReshapePlan:
             part.put([], own)
             return self._cut_slice(part.value)
 
-        return Scatter(self._name, parts, list(added), self._slice_shape, finish)
+        return Scatter(sums, self._name, [parts], list(added), list(self._slice_shape), finish)
 
     def execute(self, x: tf.Tensor, summed_axes: list[int]) -> tuple[tf.Tensor, list[int]]:
         """Converts a slice, or a partial sum over `summed_axes`, to the new shape and layout.

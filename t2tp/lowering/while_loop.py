@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.scatters import Scatter
+from t2tp.lowering.deferred_sums import Scatter
 from t2tp.lowering.shared_constants import shared_constants
 
 
