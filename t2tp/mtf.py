@@ -2,8 +2,9 @@
 
 Models are written with `from t2tp import mtf`: `mtf.Dimension`, `mtf.Tensor`, `mtf.einsum`,
 `mtf.layers.dense`. Operations that are wrong in mesh-tensorflow are replaced by t2tp's operations
-of the same name. `mtf.layers`, `mtf.optimize` and `mtf.beam_search` use the replacements too. The
-installed package is not changed.
+of the same name. `mtf.layers`, `mtf.optimize` and `mtf.beam_search` use the replacements too.
+Gradients that are wrong are replaced on mesh-tensorflow's classes (`t2tp.ops.gradients`). The files
+of the installed package are not changed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from t2tp import upstream
 from t2tp.building.role import Role  # noqa: F401
+from t2tp.ops import gradients as _  # noqa: F401
 from t2tp.ops.activations import relu  # noqa: F401
 from t2tp.ops.cast import cast  # noqa: F401
 from t2tp.ops.cumsum import cumsum  # noqa: F401
 from t2tp.ops.dropout import dropout  # noqa: F401
-from t2tp.ops.einsum import add, einsum, matmul, multiply  # noqa: F401
-from t2tp.ops.floordiv_mod import floordiv, mod  # noqa: F401
+from t2tp.ops.einsum import einsum  # noqa: F401
 from t2tp.ops.gather import gather  # noqa: F401
 from t2tp.ops.import_tensor import import_fully_replicated, import_tf_tensor  # noqa: F401
 from t2tp.ops.mean import reduce_mean  # noqa: F401
-from t2tp.ops.min_max import maximum, minimum, reduce_max, reduce_min  # noqa: F401
 from t2tp.ops.random_tensors import RandomOperation, random_normal, random_uniform  # noqa: F401
 from t2tp.ops.recompute import recompute_grad  # noqa: F401
 from t2tp.ops.slicewise import mtf_slice as slice  # noqa: F401

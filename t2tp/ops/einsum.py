@@ -1,4 +1,4 @@
-"""Einsum and broadcasting operations that check the sizes of dimensions.
+"""An einsum that checks the sizes of dimensions. `Program` checks those of other operations.
 
 mesh-tensorflow treats two dimensions of one name and different sizes as different dimensions. An
 einsum that was meant to contract the two then sums over each separately, and the result looks
@@ -33,58 +33,12 @@ def einsum(
     Raises:
       ValueError: a dimension has two sizes, or `reduced_dims` contradict `output_shape`.
     """
-    tensors = _tensors(xs)
-    check_consistent_sizes("einsum", tensors)
+    check_consistent_sizes("einsum", xs)
     if output_shape is not None:
         output_shape = upstream.convert_to_shape(output_shape)
-        _check_known_sizes("output_shape", output_shape.dims, tensors)
-    _check_known_sizes("reduced_dims", reduced_dims or [], tensors)
+        _check_known_sizes("output_shape", output_shape.dims, xs)
+    _check_known_sizes("reduced_dims", reduced_dims or [], xs)
     return upstream.einsum(list(xs), output_shape, reduced_dims, name)
-
-
-def matmul(
-    a: upstream.Tensor,
-    b: upstream.Tensor,
-    output_shape: upstream.Shape | None = None,
-    reduced_dims: Sequence[upstream.Dimension] | None = None,
-    name: str | None = None,
-) -> upstream.Tensor:
-    """Calls `einsum([a, b], ...)`."""
-    return einsum([a, b], output_shape, reduced_dims, name)
-
-
-def add(
-    x1: upstream.Tensor,
-    x2: upstream.Tensor | float,
-    output_shape: upstream.Shape | None = None,
-    name: str | None = None,
-) -> upstream.Tensor:
-    """Computes `x1 + x2`, broadcast to the dimensions of both.
-
-    Raises:
-      ValueError: a dimension has two sizes.
-    """
-    check_consistent_sizes("add", _tensors((x1, x2)))
-    return upstream.add(x1, x2, output_shape, name)
-
-
-def multiply(
-    x1: upstream.Tensor,
-    x2: upstream.Tensor | float,
-    output_shape: upstream.Shape | None = None,
-    name: str | None = None,
-) -> upstream.Tensor:
-    """Computes `x1 * x2`, broadcast to the dimensions of both.
-
-    Raises:
-      ValueError: a dimension has two sizes.
-    """
-    check_consistent_sizes("multiply", _tensors((x1, x2)))
-    return upstream.multiply(x1, x2, output_shape, name)
-
-
-def _tensors(xs: Sequence[upstream.Tensor | float]) -> list[upstream.Tensor]:
-    return [x for x in xs if isinstance(x, upstream.Tensor)]
 
 
 def _check_known_sizes(

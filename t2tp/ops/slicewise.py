@@ -1,16 +1,10 @@
-"""Slicing, and slicewise operations with several outputs, some of which may be unused.
-
-mesh-tensorflow cannot differentiate an operation with unused outputs, because it expects a gradient
-w.r.t. every output.
-"""
+"""Slicing, and TensorFlow functions on slices: checks arguments, then calls mesh-tensorflow."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.operation import Operation
 
 
 def unstack(
@@ -23,7 +17,7 @@ def unstack(
     """
     if dim not in x.shape.dims:
         raise ValueError(f"unstack: {x.name!r} {x.shape} has no dimension {dim}.")
-    return UnstackOperation(x, dim, name).outputs
+    return upstream.unstack(x, dim, name)
 
 
 def slicewise(
@@ -49,42 +43,9 @@ def slicewise(
         its inputs. By default TensorFlow differentiates `tf_fn`; 0 for no gradient.
       name: operation name.
     """
-    is_tuple = isinstance(output_dtype, list)
-    shapes: Any = output_shape if is_tuple else [output_shape]
-    dtypes: Any = output_dtype if is_tuple else [output_dtype]
-    op = SlicewiseOperation(
-        tf_fn,
-        xs,
-        [upstream.convert_to_shape(shape) or xs[0].shape for shape in shapes],
-        [dtype or xs[0].dtype for dtype in dtypes],
-        splittable_dims or [],
-        grad_function,
-        name=name,
+    return upstream.slicewise(
+        tf_fn, xs, output_shape, output_dtype, splittable_dims or [], grad_function, name
     )
-    return tuple(op.outputs) if is_tuple else op.outputs[0]
-
-
-class UnstackOperation(Operation, upstream.UnstackOperation):
-    """Input: x. Outputs: one per index of the dimension."""
-
-    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
-        return super().gradient(_without_gaps(self, grad_ys))
-
-
-class SlicewiseOperation(Operation, upstream.SlicewiseOperation):
-    """Applies a function to slices."""
-
-    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
-        return super().gradient(_without_gaps(self, grad_ys))
-
-
-def _without_gaps(
-    op: upstream.Operation, grad_ys: list[upstream.Tensor | None]
-) -> list[upstream.Tensor]:
-    return [
-        upstream.zeros_like(y) if dy is None else dy
-        for y, dy in zip(op.outputs, grad_ys, strict=True)
-    ]
 
 
 def mtf_slice(

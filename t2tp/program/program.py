@@ -603,7 +603,6 @@ class Program:
                 shapes.append(tensor.shape)
                 if needs_vectors and tensor.dtype.is_floating:
                     check_vectors(self.layout, tensor.name, tensor.shape, has_microbatches)
-            # Operators such as x + y create mesh-tensorflow's operations, which skip this check.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
                 check_consistent_sizes(op.name, op.inputs)
             # mesh-tensorflow declares that no dimension of an imported tensor may be split. The
