@@ -3,7 +3,7 @@
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 # Names that other frameworks have, and ours.
 _OURS = {
@@ -41,6 +41,12 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
         near = similar(name, known, cutoff=0.0)
         return f"of the {len(known)} {what} the nearest are {', '.join(near)}"
     return f"the {what} are {', '.join(known)}"
+
+
+def first_few(texts: Sequence[str], most: int = 3, joint: str = "; ") -> str:
+    """Joins the first texts and counts the others, as in `a; b; c; and 2 more`."""
+    more = f"{joint}and {len(texts) - most:,} more" if len(texts) > most else ""
+    return joint.join(texts[:most]) + more
 
 
 def check_known(

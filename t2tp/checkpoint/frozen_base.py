@@ -14,6 +14,7 @@ from typing import Any
 from t2tp.checkpoint.errors import UnusableCheckpointError
 from t2tp.checkpoint.reading import BASE, Checkpoint
 from t2tp.object_store.mirror import address_of, local_path, pulled
+from t2tp.suggestions import first_few
 
 
 class BaseError(ValueError):
@@ -93,8 +94,6 @@ def check_has(base: Checkpoint, shapes: Iterable[tuple[str, str, tuple[int, ...]
         if saved.get(theirs) != shape
     ]
     if wrong:
-        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise BaseError(
-            f"the checkpoint {base.path} does not have the frozen weights: {'; '.join(wrong[:3])}"
-            f"{more}"
+            f"the checkpoint {base.path} does not have the frozen weights: {first_few(wrong)}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,13 +28,6 @@ class Slice:
     dtype: tf.DType
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError(f"A slice of shape {self.size} does not name its tensor.")
-        if not len(self.shape) == len(self.begin) == len(self.size):
-            raise ValueError(
-                f"A slice of {self.name!r} needs a begin and a size for each"
-                f" dimension: shape {self.shape}, begin {self.begin}, size {self.size}."
-            )
         if self.is_global:
             return
         bounds = zip(self.begin, self.size, self.shape, strict=True)
@@ -78,38 +71,26 @@ def check_tiling(slices: Iterable[Slice]) -> None:
     for each in slices:
         by_name.setdefault(each.name, []).append(each)
     for name, parts in by_name.items():
+        shape = parts[0].shape
         kinds = sorted({f"{part.dtype.name} {part.shape}" for part in parts})
         if len(kinds) > 1:
             raise ValueError(
                 f"Slices of {name!r} disagree on its dtype or shape: {' and '.join(kinds)}."
             )
-        _check_tiling_of_one(parts)
+        num_saved = sum(math.prod(part.size) for part in parts)
+        if num_saved != math.prod(shape) or _overlap(parts):
+            raise ValueError(
+                f"The {len(parts)} slices of {name!r} have {num_saved} elements together, and have"
+                f" to cover the {math.prod(shape)} of its shape {shape} exactly once."
+            )
 
 
-def _check_tiling_of_one(parts: list[Slice]) -> None:
-    """Cuts a tensor at all slices' borders, and counts the slices that cover each cell."""
-    name, shape = parts[0].name, parts[0].shape
-    if 0 in shape:
-        if len(parts) > 1:
-            raise ValueError(f"{name!r} of shape {shape} has no elements but {len(parts)} slices.")
-        return
-    grid_lines = []
-    for axis, dim in enumerate(shape):
-        borders = {0, dim}
-        for part in parts:
-            borders.update((part.begin[axis], part.begin[axis] + part.size[axis]))
-        grid_lines.append({border: index for index, border in enumerate(sorted(borders))})
-    count = np.zeros([len(indices) - 1 for indices in grid_lines], np.int64)
-    for part in parts:
-        box = zip(grid_lines, part.begin, part.size, strict=True)
-        count[tuple(slice(at[begin], at[begin + size]) for at, begin, size in box)] += 1
-    if (count == 1).all():
-        return
-    cell = tuple(np.argwhere(count != 1)[0])
-    where = tuple(list(indices)[index] for indices, index in zip(grid_lines, cell, strict=True))
-    num_saved = sum(math.prod(part.size) for part in parts)
-    raise ValueError(
-        f"The slices of {name!r} have to cover its shape {shape} exactly once: the element at"
-        f" {where} is in {count[cell]} of its {len(parts)} slices. Together the slices have"
-        f" {num_saved} elements; the tensor has {math.prod(shape)}."
-    )
+def _overlap(parts: Sequence[Slice]) -> bool:
+    """Cuts a tensor at all slices' borders, and looks for a cell that two slices cover."""
+    ends = [tuple(map(sum, zip(part.begin, part.size, strict=True))) for part in parts]
+    borders = [np.unique(each) for each in zip(*(part.begin for part in parts), *ends, strict=True)]
+    count = np.zeros([max(len(each) - 1, 0) for each in borders], np.int64)
+    for part, end in zip(parts, ends, strict=True):
+        box = zip(borders, zip(part.begin, end, strict=True), strict=True)
+        count[tuple(slice(*np.searchsorted(border, cut)) for border, cut in box)] += 1
+    return bool((count > 1).any())

@@ -15,6 +15,7 @@ from t2tp.checkpoint.reading import BASE, DIMENSIONS, LAYOUT, MESH_SHAPE, TRAINA
 from t2tp.checkpoint.slices import Slice
 from t2tp.mesh.layout import Layout
 from t2tp.program.variables import SlicedVariable, Variables, padded
+from t2tp.suggestions import first_few
 
 # Max number of processors of a mesh that has saved a checkpoint.
 _MAX_PROCESSORS = 1 << 20
@@ -120,41 +121,34 @@ def check_fit(
         because it does not need the optimizer's variables.
       zero_if_missing: names of counters to set to 0 if an older checkpoint lacks them.
     """
-    saved_shapes = saved.shapes()
-    # `load_base` checks the weights of the base.
-    in_base = {v.spec.name for v in variables if v.spec.frozen and BASE in saved.metadata}
-    shapes = {
-        v.spec.name: tuple(v.spec.shape.to_integer_list)
-        for v in variables
-        if v.spec.name not in in_base
-    }
-    differences = [
-        f"{name} is {saved_shapes[name]} in the checkpoint and {shape} in the program"
-        for name, shape in shapes.items()
-        if name in saved_shapes and saved_shapes[name] != shape
-    ]
-    differences += [
-        f"{v.spec.name} is {kind.name} in the checkpoint and {v.spec.dtype.name} in the program"
-        for v in variables
-        if (kind := saved.dtypes().get(v.spec.name)) and not _converts(kind, v.spec.dtype)
-    ]
-    differences += [
-        f"{name} is not in the checkpoint"
-        for name in shapes
-        if name not in saved_shapes and name not in zero_if_missing
-    ]
+    saved_shapes, program = saved.shapes(), {v.spec.name: v.spec for v in variables}
+    differences = []
+    for name, spec in program.items():
+        shape, there = tuple(spec.shape.to_integer_list), saved_shapes.get(name)
+        if spec.frozen and BASE in saved.metadata:  # `load_base` checks the weights of the base.
+            continue
+        if there is None and name not in zero_if_missing:
+            differences.append(f"{name} is not in the checkpoint")
+        elif there is not None and there != shape:
+            differences.append(f"{name} is {there} in the checkpoint and {shape} in the program")
+        elif there is not None and not _converts(kind := saved.dtypes()[name], spec.dtype):
+            differences.append(
+                f"{name} is {kind.name} in the checkpoint and {spec.dtype.name} in the program"
+            )
     if strict:
-        differences += [
-            f"{name} is only in the checkpoint" for name in saved_shapes if name not in shapes
-        ]
+        beyond = sorted(saved_shapes.keys() - program)
+        differences += [f"{name} is only in the checkpoint" for name in beyond]
     if differences:
-        examples = "; ".join(differences[:3])
-        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        only_optimizer = strict and _fits_but_for_the_optimizer(saved, variables)
+        # Of a run with another optimizer, the trainable variables fit.
+        only_optimizer = strict and all(
+            saved_shapes.get(name) == tuple(spec.shape.to_integer_list)
+            for name, spec in program.items()
+            if spec.trainable
+        )
         where = "; only optimizer variables differ" if only_optimizer else ""
         raise CheckpointMismatchError(
             f"the checkpoint {saved.path} does not fit the model's variables:"
-            f" {examples}{more}{where}",
+            f" {first_few(differences)}{where}",
             saved.path,
             only_optimizer,
         )
@@ -261,13 +255,3 @@ def _slice(
 def _converts(stored: tf.DType, dtype: tf.DType) -> bool:
     """Whether a value that was saved in `stored` can be restored in `dtype`."""
     return stored == dtype or (stored.is_floating and dtype.is_floating)
-
-
-def _fits_but_for_the_optimizer(saved: Checkpoint, variables: Variables) -> bool:
-    """Whether the checkpoint has all trainable variables in the program's shapes."""
-    saved_shapes = saved.shapes()
-    return all(
-        saved_shapes.get(v.spec.name) == tuple(v.spec.shape.to_integer_list)
-        for v in variables
-        if v.spec.trainable
-    )

@@ -117,7 +117,7 @@ def test_a_saved_step_is_not_overwritten(tmp_path):
     [
         (-1, samples.of_step(1), {}, "at least 0, not -1"),
         (2, [], {}, "nothing to save at step 2"),
-        (2, samples.of_step(1)[1:], {}, r"'table'.*\(0, 0\) is in 0 of its 7"),
+        (2, samples.of_step(1)[1:], {}, "The 7 slices of 'table' have 168"),
         (2, samples.of_step(1), {"a": (1, 2)}, "lists for tuples"),
         (2, samples.of_step(1), {"a": {1: 2}}, "strings for keys"),
         (2, samples.of_step(1), {"a": float("nan")}, "plain JSON"),
@@ -177,7 +177,7 @@ def test_parts_that_are_not_all_there_are_refused_and_leave_nothing(tmp_path):
 
     with pytest.raises(OSError, match="step 4 could not be saved in .*: it is damaged"):
         save_in_parts(tmp_path, 4, parts(), {})
-    with pytest.raises(ValueError, match=r"'table' have to cover"):
+    with pytest.raises(ValueError, match="slices of 'table' have 72 elements"):
         save_in_parts(tmp_path, 4, [samples.of_step(4)[:3]], {})
     with pytest.raises(ValueError, match="no slices"):
         save_in_parts(tmp_path, 4, [], {})

@@ -29,6 +29,7 @@ from t2tp.mesh.storage import name_in_use
 from t2tp.object_store.mirror import local_path
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.variables import SlicedVariable
+from t2tp.suggestions import first_few
 from t2tp.trainer.run_dir import huggingface_files, run_files
 
 # Name of the dimension of tokens.
@@ -232,7 +233,4 @@ def _shown(text: bytes | str) -> str:
 
 
 def _listed(what: str, texts: Sequence[str]) -> str:
-    if not texts:
-        return ""
-    more = f", and {len(texts) - _NAMED:,} more" if len(texts) > _NAMED else ""
-    return f"; {len(texts):,} {what}: {', '.join(texts[:_NAMED])}{more}"
+    return f"; {len(texts):,} {what}: {first_few(texts, _NAMED, ', ')}" if texts else ""

@@ -16,7 +16,7 @@ from t2tp.checkpoint.reading import BASE, TRAINABLE, RunWeights
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import assign_slices, load, load_base
 from t2tp.program.variables import SlicedVariable, Variables
-from t2tp.suggestions import nearest
+from t2tp.suggestions import first_few, nearest
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
@@ -194,7 +194,7 @@ def warm_start(
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):
             raise WarmStartError(
-                f"warm_start_optimizer: {saved.path} has no {_first(fresh)}: train with the"
+                f"warm_start_optimizer: {saved.path} has no {first_few(fresh)}: train with the"
                 " optimizer and its hparams of that run, or without --warm_start_optimizer"
             )
         lines.append(f"  the step and {len(others) - len(fresh)} optimizer variables loaded")
@@ -227,7 +227,11 @@ def _summary(
     lines = [
         f"warm start from {saved.path} of step {saved.step}: loaded {base}{loaded} of"
         f" {len(outcomes)} trainable variables",
-        *(f"  {len(texts)} {group}: {_first(texts)}" for group, texts in groups.items() if texts),
+        *(
+            f"  {len(texts)} {group}: {first_few(texts)}"
+            for group, texts in groups.items()
+            if texts
+        ),
     ]
     if rows is not None and _BY_TEXT in groups:
         lines.append(f"  {rows.describe()}")
@@ -255,14 +259,6 @@ def _slot_sources(
 _LOADED, _RENAMED, _BY_TEXT = "loaded", "renamed", "with the rows of the same texts"
 _CUT, _LONGER = "cut to fewer positions", "with further positions, initialized"
 _FITS = (_LOADED, _RENAMED, _BY_TEXT, _CUT, _LONGER)
-
-# Max number of variables that a line names.
-_NAMED = 3
-
-
-def _first(texts: Sequence[str]) -> str:
-    more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
-    return "; ".join(texts[:_NAMED]) + more
 
 
 def _load(
