@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from t2tp.hparam_limits import Limits
+
 # By default, one in this many samples may be bad.
 _GOOD_FOR_A_BAD_ONE = 1000
 
@@ -73,11 +75,8 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError if a value is too small."""
-        minima = {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}
-        for name, min_value in minima.items():
-            value = getattr(self, name)
-            if value is not None and value < min_value:
-                raise ValueError(f"{name} must be at least {min_value}, is {value}")
+        for name, least in {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}.items():
+            Limits(min=least).check(name, getattr(self, name))
 
     def bad_limit(self, sample_counts: Mapping[str, int]) -> int:
         """Returns the max number of bad samples, given the number of samples of each split."""

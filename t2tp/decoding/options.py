@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from t2tp.hparam import HParams
+from t2tp.hparam_limits import Limits
 from t2tp.mesh.layout import Layout
 
 GREEDY, SAMPLE, BEAM = "greedy", "sample", "beam"
 _DEFAULT_BEAM_SIZE = 4
 _DEFAULT_EOS_ID = 1
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_LIMITS = {
+    **dict.fromkeys(("alpha", "temperature", "top_k", "extra_length", "min_length"), Limits(min=0)),
+    **dict.fromkeys(("beam_size", "batch_size"), Limits(min=1)),
+    **{"num_samples": Limits(min=-1), "top_p": Limits(above=0, max=1)},
+    "min_p": Limits(min=0, max=1),
+}
 
 
 @dataclass(frozen=True)
@@ -58,23 +65,11 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         """Raises ValueError if a number is out of range, or two options contradict each other."""
-        at_least = {"alpha": 0, "temperature": 0, "top_k": 0, "extra_length": 0, "min_length": 0}
-        for name, min_value in {
-            **at_least,
-            "beam_size": 1,
-            "batch_size": 1,
-            "num_samples": -1,
-        }.items():
-            value = getattr(self, name)
-            if value is not None and value < min_value:
-                raise ValueError(f"{name} is {value}, and must be at least {min_value}")
+        for name, limits in _LIMITS.items():
+            limits.check(name, getattr(self, name))
         given = self.eos_id if isinstance(self.eos_id, list | tuple) else [self.eos_id]
         if self.eos_id is not None and not all(isinstance(x, int) and x >= -1 for x in given):
             raise ValueError(f"eos_id is {self.eos_id}, and must be tokens, or -1 for none")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}, and must be above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p is {self.min_p}, and must be from 0 to 1")
         if self._names_some and self.temperature == 0:
             raise ValueError(
                 "top_k, top_p and min_p are about sampling tokens, and temperature=0 is no"

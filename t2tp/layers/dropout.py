@@ -12,12 +12,7 @@ class Dropout:
         """Sets the rate, in [0, 1), and the names of dimensions along which the mask is constant.
 
         With `length`, a feature of a row is dropped at all positions or at none.
-
-        Raises:
-          ValueError: the rate is out of range.
         """
-        if not 0 <= rate < 1:
-            raise ValueError(f"the rate of dropout must be in [0, 1), not {rate}.")
         self._rate = rate
         self._broadcast_dims = tuple(broadcast_dims)
 

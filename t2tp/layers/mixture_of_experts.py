@@ -132,8 +132,6 @@ class RoutingConfig:
                 f"moe_gating={self.gating} chooses {self.choices} experts for a token: this must be"
                 f" from 1 to num_experts={self.num_experts}."
             )
-        if self.group_size < 0:
-            raise ValueError(f"moe_group_size={self.group_size} must be 0 (each row) or above.")
         size, rest = divmod(self.num_experts, self.router_groups)
         is_grouped, fits = self.router_groups > 1, self.choices <= self.top_groups * size
         wrong = is_grouped and (rest or size < 2 or not fits)
@@ -143,8 +141,6 @@ class RoutingConfig:
                 f" into groups of 2 or more, and moe_top_groups={self.top_groups} of them must"
                 f" together have at least {self.choices} experts, the number that a token chooses."
             )
-        if min(self.capacity_factor_train, self.capacity_factor_eval) <= 0:
-            raise ValueError("capacity factors must be above 0.")
         if self.gating == "expert_choice" and (self.is_dropless or self.is_balanced or is_grouped):
             raise ValueError(
                 "moe_gating=expert_choice has balanced experts with a capacity: it supports neither"

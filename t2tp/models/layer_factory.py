@@ -60,12 +60,6 @@ class LayerFactory:
 
     def _check(self) -> None:
         hparams = self._hparams
-        kind = hparams.attention_type
-        if kind != "full" and hparams.attention_window < 1:
-            raise ValueError(
-                f"attention_type={kind} needs an attention_window of at least 1, not"
-                f" {hparams.attention_window}."
-            )
         if hparams.qk_norm == "projection" and hparams.norm_type == "layer":
             raise ValueError(
                 "qk_norm=projection supports norm_type=rms and rms_unit_offset, not layer: set"

@@ -1,7 +1,7 @@
 """Scaled dot-product attention."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from t2tp import upstream
 from t2tp.ops.attention import cudnn
@@ -97,6 +97,11 @@ def attention(
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
+    if (causal or window is not None) and length.size != memory.size:
+        raise ValueError(
+            f"attention: causal and window compare positions in q's {length} and k's {memory},"
+            " which must have the same size. (Mask a separate memory with segments.)"
+        )
     extras: dict[str, upstream.Tensor] = {}
     if segments is not None or memory_segments is not None:
         extras = _segments(q, k, segments, memory_segments)
@@ -117,7 +122,6 @@ def attention(
         has_other_values=v.shape != k.shape,
         block_size=block_size,
     )
-    _check_options(length, memory, options)
     has_kernel = options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)
     if method is None and length.size * memory.size <= _LARGEST_DENSE and not has_kernel:
         options = replace(options, method="dense")
@@ -148,32 +152,6 @@ def _check_shapes(q: upstream.Tensor, k: upstream.Tensor, v: upstream.Tensor) ->
     dtypes = [x.dtype.name for x in (q, k, v)]
     if len(set(dtypes)) > 1:
         raise ValueError(f"attention: q, k and v must have one dtype, not {', '.join(dtypes)}.")
-
-
-def _check_options(
-    length: upstream.Dimension, memory: upstream.Dimension, options: Options
-) -> None:
-    window, block_size = options.window, options.block_size
-    if (options.causal or window is not None) and length.size != memory.size:
-        raise ValueError(
-            f"attention: causal and window compare positions in q's {length} and k's {memory},"
-            " which must have the same size. (Mask a separate memory with segments.)"
-        )
-    if window is not None and window < 1:
-        raise ValueError(
-            f"attention: window must be at least 1 (the query's own position), not {window}; None"
-            " is no window."
-        )
-    if options.soft_cap < 0:
-        raise ValueError(f"attention: soft_cap must be at least 0, not {options.soft_cap}.")
-    if not 0 <= options.dropout_rate < 1:
-        raise ValueError(f"attention: dropout_rate must be in [0, 1), not {options.dropout_rate}.")
-    if options.method not in get_args(AttentionMethod):
-        raise ValueError(
-            f"attention: method must be 'dense', 'blockwise' or 'ring', not {options.method!r}."
-        )
-    if block_size is not None and (block_size < 2 or block_size % 2):
-        raise ValueError(f"attention: block_size must be even and above 0, not {block_size}.")
 
 
 def check_sinks(sinks: upstream.Tensor, heads: upstream.Dimension) -> None:

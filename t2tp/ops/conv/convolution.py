@@ -51,8 +51,6 @@ def convolution(
             f"convolution: the third dimension of filters {filters.dtype.name} {filters.shape} must"
             f" be the last one of x {x.dtype.name} {x.shape}, and their dtypes the same."
         )
-    if min(strides) < 1:
-        raise ValueError(f"convolution: strides must be at least 1, not {strides}.")
     return ConvolutionOperation(x, filters, strides).outputs[0]
 
 

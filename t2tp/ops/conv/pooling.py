@@ -27,14 +27,12 @@ def max_pool(x: upstream.Tensor, size: int, stride: int) -> upstream.Tensor:
       [batch..., ceil(height / stride), ceil(width / stride), channels].
 
     Raises:
-      ValueError: x has fewer than three dimensions, or another argument is out of range.
+      ValueError: x has fewer than three dimensions.
       LayoutError: (when the program is built) slices are too short for the windows, or the stride
         does not divide them.
     """
     if x.shape.ndims < 3:
         raise ValueError(f"max_pool: x {x.shape} must be [batch..., height, width, channels].")
-    if size < 1 or stride < 1:
-        raise ValueError(f"max_pool: size {size} and stride {stride} must be at least 1.")
     height, width = x.shape.dims[-3:-1]
     windows = (Window(height, size, stride), Window(width, size, stride))
     return MaxPoolOperation(x, windows).outputs[0]

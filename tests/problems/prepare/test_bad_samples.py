@@ -44,7 +44,7 @@ def test_there_may_be_as_many_as_is_said(tmp_path):
         problem.prepare(tmp_path / "b", max_bad_samples=2)
     with pytest.raises(BadSampleError, match="^own_pairs, train, sample 20[012]: 'utf-8' codec"):
         problem.prepare(tmp_path / "c")
-    with pytest.raises(ValueError, match="max_bad_samples must be at least 0, is -1"):
+    with pytest.raises(ValueError, match="max_bad_samples is -1, and must be at least 0"):
         problem.prepare(tmp_path / "d", max_bad_samples=-1)
 
 
