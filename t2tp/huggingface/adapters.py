@@ -257,15 +257,11 @@ def _config(
     """Returns the contents of `adapter_config.json`."""
     (architecture,) = config.get("architectures") or [""]
     task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), None)
-    names = {p.theirs.removesuffix(".weight") for each in variables for p in each.pieces}
-    others = {_end(name, 1) for name in names - modules.keys()}
+    pieces = [(p.theirs.removesuffix(".weight"), p) for each in variables for p in each.pieces]
+    others = {_end(name, 1) for name, _ in pieces if name not in modules}
     ends = {name: _end(name, 2 if _end(name, 1) in others else 1) for name in modules}
     ranks = {ends[name]: len(module.down) for name, module in modules.items()}
-    has_experts = any(
-        piece.expert is not None and piece.theirs.removesuffix(".weight") in modules
-        for each in variables
-        for piece in each.pieces
-    )
+    has_experts = any(piece.expert is not None for name, piece in pieces if name in modules)
     joined = {end: rank for end, rank in ranks.items() if rank != adapters.rank}
     return {
         "peft_type": "LORA",

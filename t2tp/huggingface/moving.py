@@ -209,16 +209,11 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
     """
     shapes = saved.shapes()
     for each in variables:
-        if each.name not in shapes:
+        if shapes.get(each.name) != each.shape:
             raise ConversionError(
-                f"the checkpoint {saved.path} has no variable {each.name}, which the run's hparams"
-                " ask for: convert it with the hparams that it was trained with"
-            )
-        if shapes[each.name] != each.shape:
-            raise ConversionError(
-                f"{each.name} has the shape {shapes[each.name]} in the checkpoint {saved.path}, and"
-                f" {each.shape} by the run's hparams: convert it with the hparams that it was"
-                " trained with"
+                f"{each.name} has the shape {each.shape} by the run's hparams, and in the"
+                f" checkpoint {saved.path} {shapes.get(each.name, 'it is missing')}: convert it"
+                " with the hparams that it was trained with"
             )
     known = {each.name for each in variables}
     beyond = [name for name in saved.metadata.get(TRAINABLE, []) if name not in known]

@@ -51,17 +51,9 @@ def _rope(config: Config, default: Mapping[str, Any] | None = None) -> dict[str,
     return {"rope_theta": config.get("rope_theta", 10000.0), _FRACTION: fraction, **rope}
 
 
-def _read(config: Config) -> dict[str, Any]:
-    return _scaling(_rope(config), config)
-
-
 def _write(hparams: HParams) -> dict[str, Any]:
     scaling = _written_scaling(hparams)
     return {"rope_theta": hparams.rotary_base, **({"rope_scaling": scaling} if scaling else {})}
-
-
-def _read_gpt_oss(config: Config) -> dict[str, Any]:
-    return _scaling(_rope(config, _GPT_OSS), config)
 
 
 def _write_gpt_oss(hparams: HParams) -> dict[str, Any]:
@@ -81,10 +73,6 @@ def _read_partial(config: Config) -> dict[str, Any]:
             f" {size}"
         )
     return {**found, "rotary_fraction": fraction}
-
-
-def _write_partial(hparams: HParams) -> dict[str, Any]:
-    return {**_write(hparams), _FRACTION: hparams.rotary_fraction}
 
 
 def _by_kind(base: float, local_base: float | str) -> ConfigPart:
@@ -168,8 +156,12 @@ def _written_scaling(hparams: HParams) -> dict[str, Any]:
     return {"rope_type": kind, **values, **({"truncate": False} if unrounded else {})}
 
 
-ROTARY = ConfigPart(_ENTRIES, _read, _write)
-PARTIAL_ROTARY = ConfigPart(_ENTRIES, _read_partial, _write_partial)
-GPT_OSS_ROTARY = ConfigPart(_ENTRIES, _read_gpt_oss, _write_gpt_oss)
+ROTARY = ConfigPart(_ENTRIES, lambda config: _scaling(_rope(config), config), _write)
+PARTIAL_ROTARY = ConfigPart(
+    _ENTRIES, _read_partial, lambda hparams: {**_write(hparams), _FRACTION: hparams.rotary_fraction}
+)
+GPT_OSS_ROTARY = ConfigPart(
+    _ENTRIES, lambda config: _scaling(_rope(config, _GPT_OSS), config), _write_gpt_oss
+)
 OLMO3_ROTARY = _by_kind(500_000.0, 500_000.0)
 GEMMA3_ROTARY = _by_kind(1e6, "rope_local_base_freq")

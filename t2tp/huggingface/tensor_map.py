@@ -14,6 +14,7 @@ the rows of several variables, one after another. Each of these variables has a 
 whose `term` is the variable's index in the sum.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -145,27 +146,19 @@ def variables(entries: Iterable[TensorRow], sizes: Mapping[str, int]) -> list[Va
 
 def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
     """Divides a tensor into boxes of at most `most_elements`; yields their begins and sizes."""
-    if not shape:
-        yield (), ()
-        return
-    rows = most_elements // max(math.prod(shape[1:]), 1)
-    if rows:
-        for begin in range(0, shape[0], rows):
-            size = min(rows, shape[0] - begin)
-            yield (begin, *(0 for _ in shape[1:])), (size, *shape[1:])
-        return
-    for index in range(shape[0]):
-        for begins, sizes in _boxes(shape[1:], most_elements):
-            yield (index, *begins), (1, *sizes)
+    most = [most_elements // max(1, math.prod(shape[at:])) for at in range(1, len(shape) + 1)]
+    steps = [max(1, min(pair)) for pair in zip(shape, most, strict=True)]
+    begins = (range(0, max(1, size), step) for size, step in zip(shape, steps, strict=True))
+    for begin in itertools.product(*begins):
+        yield begin, tuple(map(min, steps, np.subtract(shape, begin).tolist()))
 
 
 def _numbers(entry: TensorRow, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yields a layer's and an expert's index for each tensor of an entry."""
-    layers = range(sizes[entry.layers]) if "{layer}" in entry.theirs else range(1)
-    experts = range(sizes["expert"]) if "{expert}" in entry.theirs else range(1)
-    for layer in layers:
-        for expert in experts:
-            yield {"layer": layer, "expert": expert}
+    layers = sizes[entry.layers] if "{layer}" in entry.theirs else 1
+    experts = sizes["expert"] if "{expert}" in entry.theirs else 1
+    for layer, expert in itertools.product(range(layers), range(experts)):
+        yield {"layer": layer, "expert": expert}
 
 
 def _pieces(
