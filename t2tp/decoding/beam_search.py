@@ -16,9 +16,8 @@ from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
-from t2tp.decoding.sampling import top_tokens
 from t2tp.decoding.token_loop import token_loop
-from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, is_any, log_probs_of
+from t2tp.decoding.vocab_slice import VocabSlice, is_any, log_probs_of
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
@@ -78,16 +77,13 @@ class CandidatesOperation(Operation):
         logits, log_probs, may_end = self.inputs
         part = VocabSlice(lowering, logits)
         allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._end_ids)
-        values, ids = top_tokens(part, allowed, self._count)
-        count = values.shape[-1]
-        gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
-        batch = gathered.shape[0]
-        here = log_probs_of(gathered[..., :count], gathered[..., 2 * count :])
+        values, ids, normalizers = part.top_tokens(allowed, self._count)
+        batch, count = values.shape[0], values.shape[-1]
+        here = log_probs_of(values, normalizers)
         sums = lowering.slice(log_probs)[..., None, None] + here  # [batch, beam, parts, count]
         best, indices = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._count)
         # If few sequences are alive, candidates of probability 0 may be the vocabulary's padding.
-        real = tf.minimum(as_ids(gathered[..., count : 2 * count]), self._vocab_size - 1)
-        tokens = tf.reshape(real, [batch, -1])
+        tokens = tf.reshape(tf.minimum(ids, self._vocab_size - 1), [batch, -1])
         lowering.set_slice(self.outputs[0], best)
         lowering.set_slice(self.outputs[1], indices // (part.parts * count))
         lowering.set_slice(self.outputs[2], tf.gather(tokens, indices, batch_dims=1))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.decoding.options import SAMPLE, DecodeOptions
-from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, log_probs_of
+from t2tp.decoding.vocab_slice import VocabSlice, log_probs_of
 from t2tp.lowering import random
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
@@ -97,13 +97,8 @@ class _Sampler:
 
     def from_top_k(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Samples from the k most probable tokens; each slice proposes up to k candidates."""
-        values, ids = top_tokens(part, allowed, self._top_k)
-        gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
-        count = values.shape[-1]
-        rows = gathered.shape[0]
-        values = tf.reshape(gathered[..., :count], [rows, -1])
-        ids = tf.reshape(as_ids(gathered[..., count : 2 * count]), [rows, -1])
-        parts = gathered[..., 2 * count :]
+        values, ids, normalizers = part.top_tokens(allowed, self._top_k)
+        values, ids = (tf.reshape(x, [x.shape[0], -1]) for x in (values, ids))
         values, indices = tf.math.top_k(values, min(self._top_k, values.shape[-1]))
         ids = tf.gather(ids, indices, batch_dims=1)
         scaled = values / self._temperature
@@ -112,7 +107,7 @@ class _Sampler:
             scaled = tf.where(before < self._top_p, scaled, -float("inf"))
         scaled = tf.where(scaled >= scaled[:, :1] + self._log_min_p, scaled, -float("inf"))
         sampled = tf.argmax(scaled + self._gumbel(ids), -1, tf.int32)
-        log_probs = log_probs_of(tf.gather(values, sampled, batch_dims=1), parts)
+        log_probs = log_probs_of(tf.gather(values, sampled, batch_dims=1), normalizers)
         return tf.gather(ids, sampled, batch_dims=1), log_probs
 
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
@@ -126,15 +121,6 @@ class _Sampler:
         return -tf.math.log(exponential)
 
 
-def top_tokens(part: VocabSlice, allowed: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the largest logits of a slice, descending, and their tokens: [rows..., <= count].
-
-    `allowed` is float [rows..., part], -infinity for tokens that must not be chosen.
-    """
-    values, indices = tf.math.top_k(allowed, min(count, allowed.shape[-1]))
-    return values, tf.gather(part.ids, indices)
-
-
 def _best(part: VocabSlice, allowed: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the tokens of the highest scores, and their log-probabilities."""
     index = tf.argmax(scores, -1, tf.int32)
@@ -142,13 +128,13 @@ def _best(part: VocabSlice, allowed: tf.Tensor, scores: tf.Tensor) -> tuple[tf.T
         [
             tf.gather(scores, index, batch_dims=1),
             tf.gather(allowed, index, batch_dims=1),
-            as_floats(tf.gather(part.ids, index)),
+            tf.cast(tf.gather(part.ids, index), tf.float32),
         ],
         -1,
     )
     gathered = part.gather(tf.concat([picked, part.normalizer_parts()], -1))  # [rows, parts, 5]
     best = tf.gather(gathered, tf.argmax(gathered[..., 0], -1), batch_dims=1)
-    return as_ids(best[:, 2]), log_probs_of(best[:, 1], gathered[..., 3:])
+    return tf.cast(best[:, 2], tf.int32), log_probs_of(best[:, 1], gathered[..., 3:])
 
 
 # Nucleus sampling gathers and sorts no logits. Instead, four passes find the bits of the smallest

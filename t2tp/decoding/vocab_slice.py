@@ -73,6 +73,23 @@ class VocabSlice:
         total = sum_in_parts(tf.exp(self.logits - highest), self._sums)
         return tf.concat([highest, total[..., None]], -1)
 
+    def top_tokens(self, allowed: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Gathers each slice's largest logits, descending, their tokens and `normalizer_parts`.
+
+        Args:
+          allowed: float [rows..., part], -infinity for tokens that must not be chosen.
+          count: number of logits; a smaller slice gives all of its own.
+
+        Returns:
+          logits and tokens [rows..., parts, <= count], and the normalizers [rows..., parts, 2].
+        """
+        values, indices = tf.math.top_k(allowed, min(count, allowed.shape[-1]))
+        # Tokens are exact in float32, so one collective sends them with the logits.
+        ids = tf.cast(tf.gather(self.ids, indices), tf.float32)
+        gathered = self.gather(tf.concat([values, ids, self.normalizer_parts()], -1))
+        values, ids, normalizers = tf.split(gathered, [*[values.shape[-1]] * 2, 2], -1)
+        return values, tf.cast(ids, tf.int32), normalizers
+
     def gather(self, x: tf.Tensor) -> tf.Tensor:
         """All-gathers [rows..., n] of each slice to [rows..., parts, n]."""
         if self._axis is not None:
@@ -107,13 +124,3 @@ def log_probs_of(logits: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
 def is_any(tokens: tf.Tensor, end_ids: Sequence[int]) -> tf.Tensor:
     """Returns whether each token is an end token."""
     return tf.reduce_any([tf.equal(tokens, each) for each in (-1, *end_ids)], axis=0)
-
-
-def as_floats(ids: tf.Tensor) -> tf.Tensor:
-    """Converts token ids exactly to float32, so that one collective sends them with floats."""
-    return tf.cast(ids, tf.float32)
-
-
-def as_ids(floats: tf.Tensor) -> tf.Tensor:
-    """Reverses `as_floats`."""
-    return tf.cast(floats, tf.int32)
