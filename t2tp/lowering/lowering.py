@@ -45,9 +45,14 @@ def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstrea
 
 
 def live_operations(
-    operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
+    operations: Sequence[upstream.Operation],
+    needed: Iterable[upstream.Tensor],
+    *,
+    with_effects: bool = True,
 ) -> list[upstream.Operation]:
     """Returns the operations on which side effects and the tensors in `needed` depend, in order.
+
+    Without `with_effects`, only those on which the tensors depend.
 
     Building gradients leaves many unused operations. TensorFlow would prune them, but not their
     collectives.
@@ -55,7 +60,7 @@ def live_operations(
     producers = {tensor.operation for tensor in needed}
     live = []
     for op in reversed(operations):
-        if op in producers or has_effect(op):
+        if op in producers or (with_effects and has_effect(op)):
             live.append(op)
             producers.update(_producers(op))
     return live[::-1]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.building.mesh import Mesh, is_of_stage
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.lowering import all_operations
+from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row, rows_of_microbatch
 from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.ops.microbatch_sums import MicrobatchSums
@@ -253,15 +253,6 @@ class WeightsLoop(MicrobatchLoop):
     def __init__(self, *args: Any) -> None:
         """Builds the graph of a microbatch; arguments as for `MicrobatchSums`."""
         super().__init__(*args)
-        self._body_ops = needed_operations(self.microbatch_operations, self._body_outputs)
-
-
-def needed_operations(
-    operations: Sequence[mtf.Operation], tensors: Sequence[mtf.Tensor]
-) -> list[mtf.Operation]:
-    """Returns the operations that are needed to compute tensors, in order."""
-    needed = {x.operation for x in tensors}
-    for op in reversed(operations):
-        if op in needed:
-            needed |= {x.operation for x in op.inputs}
-    return [op for op in operations if op in needed]
+        self._body_ops = live_operations(
+            self.microbatch_operations, self._body_outputs, with_effects=False
+        )

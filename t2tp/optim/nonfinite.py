@@ -9,9 +9,10 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.lowering import live_operations
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
-from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients
+from t2tp.optim.gradient_accumulation import variable_gradients
 
 
 def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
@@ -46,7 +47,7 @@ def step_tensors(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
     """Returns a step's floating-point tensors, as `largest_magnitudes` names and orders them."""
     graph = mesh.graph
     variables = list(graph.trainable_variables)
-    forward = needed_operations(list(graph.operations), [loss])
+    forward = live_operations(graph.operations, [loss], with_effects=False)
     named = {f"variable {var.name}": var.value for var in variables}
     for op in forward:
         for x in op.outputs:

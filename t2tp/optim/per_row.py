@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from t2tp import mtf, upstream
 from t2tp.building.mesh import Mesh, is_balance
+from t2tp.lowering.lowering import live_operations
 from t2tp.lowering.operation import signature_of
 from t2tp.lowering.signature import DROPPED, has
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import global_norm
-from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients, variables_of
+from t2tp.optim.gradient_accumulation import variable_gradients, variables_of
 
 _WITH_CONSTANT = (upstream.ScalarAddOperation, upstream.ScalarMultiplyOperation)
 
@@ -60,7 +61,7 @@ def row_losses_and_norms(
     rows = _RowSums(batch)
     losses = rows.of(loss)
     rows.check_constants()
-    rows.check_separate(needed_operations(list(mesh.graph.operations), [losses]))
+    rows.check_separate(live_operations(mesh.graph.operations, [losses], with_effects=False))
     grads = _with_norm(variable_gradients(mtf.reduce_sum(losses), mesh), mesh)
     grads = [rows.of(_in_use(g)) for g in grads]
     squares = [
