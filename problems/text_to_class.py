@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import (
     Field,
     FieldSource,
@@ -63,22 +62,22 @@ class Text2ClassProblem(TextProblem):
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns all texts of a split; texts that are too long are truncated."""
-        stored = self.stored(data_dir, split)
-        plan = truncated(self._texts(data_dir, split, stored), length)
-        return self._source(stored, plan, length)
+        return self._source(data_dir, split, length, truncated)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
         """Returns the training texts, without texts that are too long."""
-        split = self.splits[0]
+        return self._source(data_dir, self.splits[0], length, one_per_row)
+
+    def _source(
+        self,
+        data_dir: AnyPath,
+        split: str,
+        length: int,
+        arrange: Callable[[RowTexts, int], RowPlan],
+    ) -> FieldSource:
         stored = self.stored(data_dir, split)
-        plan = one_per_row(self._texts(data_dir, split, stored), length)
-        return self._source(stored, plan, length)
-
-    def _texts(self, data_dir: AnyPath, split: str, stored: Mapping[str, Column]) -> RowTexts:
         columns, directory = {"inputs": stored["inputs"]}, self.index_directory(data_dir)
-        return RowTexts(columns, split, f"{split} of {self.name}", directory)
-
-    def _source(self, stored: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSource:
+        plan = arrange(RowTexts(columns, split, f"{split} of {self.name}", directory), length)
         fields: dict[str, Field] = {
             **token_fields("inputs", stored["inputs"], plan, length),
             "targets": NumberField(stored["targets"], plan),

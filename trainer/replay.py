@@ -186,22 +186,14 @@ def _logged(output_dir: str, step: int) -> dict[str, float]:
 def _without(batch: Batch, left_out: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
     """Returns the batch as arrays without some rows, and the indices of the remaining rows."""
     count = next(iter(batch.values())).shape[0]
-    arrays = _first_rows(batch, count)
     unknown = [row for row in left_out if not 0 <= row < count]
     if unknown:
         raise UsageError(f"there is no row {unknown[0]}: the batch has rows 0 to {count - 1}")
     rows = [row for row in range(count) if row not in left_out]
     if not rows:
         raise UsageError(f"no row is left of the batch's {count}")
-    return {name: value[rows] for name, value in arrays.items()}, rows
-
-
-def _first_rows(batch: Batch, count: int) -> dict[str, np.ndarray]:
-    """Returns the first rows of a batch as arrays."""
-    return {
-        name: np.asarray(value[(slice(0, count), *(slice(0, size) for size in value.shape[1:]))])
-        for name, value in batch.items()
-    }
+    whole = {name: x[(slice(None),) * len(x.shape)] for name, x in batch.items()}
+    return {name: np.asarray(x)[rows] for name, x in whole.items()}, rows
 
 
 def _examples(

@@ -333,13 +333,10 @@ class Variables:
                 return variables.create(spec)
         if not spec.names_by_stage:
             return self._create(spec, None)
-        by_stage = []
-        for stage in range(len(spec.names_by_stage)):
-            own = spec.on_stage(stage)
-            if own is None:
-                by_stage.append(self._make(_unused(spec), stage))
-            else:
-                by_stage.append(self._create(own, stage))
+        by_stage = [
+            self._make(_unused(spec), stage) if own is None else self._create(own, stage)
+            for stage, own in enumerate(map(spec.on_stage, range(len(spec.names_by_stage))))
+        ]
         return StagedVariable(spec, by_stage, self._layout, self.cluster)
 
     def _create(self, spec: VariableSpec, stage: int | None) -> SlicedVariable:

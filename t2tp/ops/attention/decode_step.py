@@ -1,5 +1,6 @@
 """Attention in a decode step: one query per row attends to a memory."""
 
+import functools
 from typing import TypeAlias
 
 import numpy as np
@@ -159,12 +160,7 @@ class AttentionStepOperation(Operation):
         if "is_seen" in extras:
             is_seen = extras["is_seen"]
             conditions.append(tf.reshape(is_seen, [-1, 1, 1, is_seen.shape[-1]]))
-        if not conditions:
-            return None
-        visible = conditions[0]
-        for condition in conditions[1:]:
-            visible = tf.logical_and(visible, condition)
-        return visible
+        return functools.reduce(tf.logical_and, conditions) if conditions else None
 
     def _bias(
         self, table: tf.Tensor, positions: tf.Tensor, places: Places, length: int

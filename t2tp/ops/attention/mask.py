@@ -86,9 +86,7 @@ class Mask:
             conditions.append(tf.equal(tf.expand_dims(ours, 2), tf.expand_dims(theirs, 1)))
         if not conditions:
             return None
-        is_seen = conditions[0]
-        for condition in conditions[1:]:
-            is_seen = tf.logical_and(is_seen, condition)
+        is_seen = functools.reduce(tf.logical_and, conditions)
         return tf.expand_dims(tf.where(is_seen, 0.0, MASKED), 1)
 
     def _conditions_on_places(self, block: Block) -> list[tf.Tensor]:
