@@ -1,7 +1,6 @@
 """Records of a user's files with random access: JSON lines, CSV and TSV, Parquet, Arrow.
 
-A record is a mapping from names to values. Parquet has no random access, so a Parquet file is
-converted once to a memory-mapped Arrow file in the scratch directory.
+A record is a mapping from names to values.
 """
 
 import bisect
@@ -10,6 +9,8 @@ import io
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +22,7 @@ from t2tp.suggestions import check_known
 
 Record = Mapping[str, Any]
 
-# Rows of a Parquet file that are converted at a time.
-_BATCH_ROWS = 4096
+_PROGRAM = Path(__file__).with_name("columnar_program.py")
 
 # Max length of a field; the default of Python's csv is 128 KiB.
 _LONGEST_FIELD = 1 << 31
@@ -125,6 +125,8 @@ class _Csv:
         self._rows = LineRange([path], scratch, quoted=True)
         self._delimiter = delimiter
         self._names = self._read(0) if len(self._rows) else []
+        if len(set(self._names)) < len(self._names):
+            raise ValueError(f"{self._location(0)}: several columns have the same name")
 
     def __len__(self) -> int:
         return max(0, len(self._rows) - 1)
@@ -158,21 +160,21 @@ class _Csv:
         return self._rows.location(row).replace(", line ", ", row ")
 
 
-class _Arrow:
-    """A mapped Arrow table: an IPC file, or an IPC stream, which Hugging Face's datasets use."""
+class _Columns:
+    """A Parquet file, or an Arrow file: an IPC file, or the IPC stream of Hugging Face's datasets.
 
-    def __init__(self, path: Path, scratch: Path, source: Path | None = None):
-        del scratch
+    An Arrow file is mapped. A Parquet file is converted to one, because its rows can only be read
+    in groups.
+    """
+
+    def __init__(self, path: Path, scratch: Path):
         pyarrow = _pyarrow()
-        self._path = source or path
-        mapped = pyarrow.memory_map(str(path))
+        self._path = path
+        mapped = pyarrow.memory_map(str(_checked(path, scratch)))
         try:
             table = pyarrow.ipc.open_stream(mapped).read_all()
         except pyarrow.ArrowInvalid:
-            try:
-                table = pyarrow.ipc.open_file(mapped).read_all()
-            except pyarrow.ArrowInvalid as error:
-                raise ValueError(f"{path} is not an Arrow file: {error}") from error
+            table = pyarrow.ipc.open_file(mapped).read_all()
         self._count = table.num_rows
         self._columns = {name: table.column(name) for name in table.column_names}
 
@@ -186,27 +188,23 @@ class _Arrow:
         return f"{self._path}, row {number + 1}"
 
 
-def _parquet(path: Path, scratch: Path) -> _Arrow:
-    """Converts a Parquet file to Arrow, because Parquet rows can only be read in groups."""
-    pyarrow = _pyarrow()
+def _checked(path: Path, scratch: Path) -> Path:
+    """Returns a file that is Arrow's, after `columnar_program` has read all of `path`."""
     directory = scratch / "records"
-    converted = directory / f"{fingerprint([path.absolute()])}.arrow"
-    if not converted.exists():
+    result = directory / f"{fingerprint([path.absolute()])}.arrow"
+    if not result.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        try:
-            source = pyarrow.parquet.ParquetFile(path)
-            unfinished = converted.with_name(f"{converted.name}.tmp-{os.getpid()}")
-            with (
-                source,
-                pyarrow.OSFile(str(unfinished), "wb") as file,
-                pyarrow.ipc.new_stream(file, source.schema_arrow) as stream,
-            ):
-                for batch in source.iter_batches(_BATCH_ROWS):
-                    stream.write_batch(batch)
-        except (pyarrow.ArrowException, MemoryError) as error:
-            raise ValueError(f"{path} is not a Parquet file that can be read: {error}") from error
-        unfinished.replace(converted)
-    return _Arrow(converted, scratch, source=path)
+        unfinished = result.with_name(f"{result.name}.tmp-{os.getpid()}")
+        command = [sys.executable, str(_PROGRAM), str(path.absolute()), str(unfinished)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        if done.returncode:
+            unfinished.unlink(missing_ok=True)
+            lines = done.stderr.strip().splitlines() if done.returncode > 0 else []
+            reason = lines[0] if lines else f"its reader ended with code {done.returncode}"
+            kind = "a Parquet" if path.suffix == ".parquet" else "an Arrow"
+            raise ValueError(f"{path} is not {kind} file that can be read: {reason}")
+        unfinished.replace(result)
+    return result if result.stat().st_size else path
 
 
 _FORMATS: dict[str, Callable[[Path, Path], RecordFile]] = {
@@ -215,8 +213,8 @@ _FORMATS: dict[str, Callable[[Path, Path], RecordFile]] = {
     ".json": _JsonLines,
     ".csv": lambda path, scratch: _Csv(path, scratch, ","),
     ".tsv": lambda path, scratch: _Csv(path, scratch, "\t"),
-    ".parquet": _parquet,
-    ".arrow": _Arrow,
+    ".parquet": _Columns,
+    ".arrow": _Columns,
 }
 
 ENDINGS = tuple(_FORMATS)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def test_any_record_can_be_read_by_its_number(tmp_path, ending):
         ("a.csv", 'a,b\n1,2\n5" x,2\n3,4\n6" y,5\n', "a.csv, row 3: 3 rows and not one; a value"),
         ("a.csv", 'a,b\n1,2\n"x,2\n3,4\n"y,5\n', "a.csv, row 3: .*; a value with a quote in it"),
         ("a.csv", 'a,b\n1,2\n"x,2\n3,4\n', "a.csv, row 3: .*; a value with a quote in it"),
+        ("a.csv", "a,b,a\n1,2,3\n", "a.csv, row 1: several columns have the same name"),
         ("a.parquet", "no", "a.parquet is not a Parquet file"),
         ("a.arrow", "no", "a.arrow is not an Arrow file"),
         ("a.jsnl", "{}", "unknown file extension.*did you mean .jsonl"),
@@ -83,6 +85,66 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path, name, contents, me
     (tmp_path / name).write_text(contents)
     with pytest.raises(ValueError, match=message):
         Records([tmp_path / name], tmp_path)[1]
+
+
+def arrow(path, table, **options):
+    with (
+        pyarrow.OSFile(str(path), "wb") as file,
+        pyarrow.ipc.new_stream(file, table.schema, **options) as stream,
+    ):
+        stream.write_table(table)
+
+
+def offsets(path, table):
+    """Writes a table of texts with 3 characters, and changes where the third begins."""
+    arrow(path, table)
+    old, new = (struct.pack("<4i", 0, 3, third, 9) for third in (6, 2**31 - 1))
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new))
+
+
+def one_value(path, table):
+    """Writes one value of a megabyte in 300 rows: a file of some kilobytes."""
+    value = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 300), ["x" * 2**20])
+    parquet.write_table(pyarrow.table({"text": value}), path, "2.6", store_schema=False)
+
+
+def compressed(path, table):
+    large = pyarrow.array(["x" * 2**27], pyarrow.large_string())
+    arrow(
+        path,
+        pyarrow.table([large], ["text"]),
+        options=pyarrow.ipc.IpcWriteOptions(compression="zstd"),
+    )
+
+
+HOSTILE = {
+    "offsets.arrow": (offsets, "monotonically|monotonic|offset"),
+    "compressed.arrow": (compressed, "make over 1 rows"),
+    "one_value.parquet": (one_value, "make over 256 rows"),
+    "rows.parquet": (
+        lambda path, table: parquet.write_table(
+            pyarrow.table({"text": pyarrow.nulls(10**8)}), path
+        ),
+        "make over",
+    ),
+    "names.parquet": (
+        lambda path, table: parquet.write_table(table.append_column("text", table["text"]), path),
+        "several columns have the same name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_columnar_file_is_read_with_limits(name, tmp_path):
+    write_file, reason = HOSTILE[name]
+    write_file(tmp_path / name, pyarrow.table({"text": ["abc"] * 3}))
+    with pytest.raises(
+        ValueError, match=f"{name} is not .* that can be read: .*({reason})"
+    ) as error:
+        Records([tmp_path / name], tmp_path / "scratch")
+    assert len(str(error.value).splitlines()) == 1
+    assert not list((tmp_path / "scratch/records").iterdir())
 
 
 def test_classes_are_the_values_of_the_targets(tmp_path):

@@ -1,0 +1,87 @@
+"""Converts a Parquet file to an Arrow file, or checks an Arrow file, as a program with limits.
+
+A file of some kilobytes can have a value of gigabytes, or a value in millions of rows, and wrong
+offsets end the process that reads them. So another process reads the files of strangers first. Its
+arguments are the file and a new file for the result, which is empty if an Arrow file was checked.
+"""
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Max memory of the program, and max bytes of all values: of any file, and for a byte of the file.
+_MAX_MEMORY, _ANY_FILE, _GROWTH = 1 << 30, 1 << 26, 200
+# A row takes about this many bytes where rows are counted and shuffled.
+_ROW_BYTES = 16
+_BATCH_ROWS = 256
+
+
+def main() -> None:
+    """Reads the file, and ends with a sentence if its records cannot be used."""
+    # Imports must not find the modules next to this file.
+    here = str(Path(__file__).resolve().parent)
+    sys.path[:] = [directory for directory in sys.path if directory != here]
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Others reserve a gigabyte.
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _MAX_MEMORY if hard == resource.RLIM_INFINITY else min(_MAX_MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        _read(Path(sys.argv[1]), sys.argv[2])
+    except MemoryError:
+        sys.exit(f"it takes more than {limit >> 20} MiB of memory")
+    except Exception as error:  # pyarrow raises errors of all kinds.
+        sys.exit(str(error) or type(error).__name__)
+
+
+def _read(path: Path, target: str) -> None:
+    import pyarrow
+
+    file_bytes, rows = path.stat().st_size, 0
+    with pyarrow.OSFile(target, "wb") as file:
+        batches = _of_parquet(path, file) if path.suffix == ".parquet" else _of_arrow(path)
+        for batch, size in batches:
+            if len(set(batch.schema.names)) < len(batch.schema.names):
+                raise ValueError("several columns have the same name")
+            batch.validate(full=True)
+            rows += len(batch)
+            if size + _ROW_BYTES * rows > _ANY_FILE + _GROWTH * file_bytes:
+                raise ValueError(
+                    f"its {file_bytes:,} bytes make over {rows:,} rows with {size:,} bytes"
+                )
+
+
+def _of_parquet(path: Path, file: Any) -> Iterator[tuple[Any, int]]:
+    """Writes the batches, and yields them with the bytes that all have so far."""
+    import pyarrow.parquet
+
+    with (
+        pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20) as source,
+        pyarrow.ipc.new_stream(file, source.schema_arrow) as stream,
+    ):
+        for batch in source.iter_batches(_BATCH_ROWS, use_threads=False):
+            stream.write_batch(batch)
+            yield batch, file.tell()
+
+
+def _of_arrow(path: Path) -> Iterator[tuple[Any, int]]:
+    """Yields the batches with the memory that all need: none, if they are not compressed."""
+    import pyarrow.ipc
+
+    mapped, kept = pyarrow.memory_map(str(path)), []
+    try:
+        source = pyarrow.ipc.open_stream(mapped)
+    except pyarrow.ArrowInvalid:
+        mapped.seek(0)
+        source = pyarrow.ipc.open_file(mapped)
+        source = (source.get_batch(number) for number in range(source.num_record_batches))
+    for batch in source:
+        kept.append(batch)
+        yield batch, pyarrow.total_allocated_bytes()
+
+
+if __name__ == "__main__":
+    main()
