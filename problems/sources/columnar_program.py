@@ -5,10 +5,11 @@ offsets end the process that reads them. So another process reads the files of s
 arguments are the file and a new file for the result, which is empty if an Arrow file was checked.
 """
 
+import contextlib
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,14 @@ def main() -> None:
     except MemoryError:
         sys.exit(f"it takes more than {limit >> 20} MiB of memory")
     except Exception as error:  # pyarrow raises errors of all kinds.
-        sys.exit(str(error) or type(error).__name__)
+        sys.exit((str(error).splitlines() or [type(error).__name__])[0])
 
 
 def _read(path: Path, target: str) -> None:
     import pyarrow
 
     file_bytes, rows = path.stat().st_size, 0
-    with pyarrow.OSFile(target, "wb") as file:
-        batches = _of_parquet(path, file) if path.suffix == ".parquet" else _of_arrow(path)
+    with pyarrow.OSFile(target, "wb") as file, contextlib.closing(_batches(path, file)) as batches:
         for batch, size in batches:
             if len(set(batch.schema.names)) < len(batch.schema.names):
                 raise ValueError("several columns have the same name")
@@ -54,10 +54,13 @@ def _read(path: Path, target: str) -> None:
                 )
 
 
-def _of_parquet(path: Path, file: Any) -> Iterator[tuple[Any, int]]:
-    """Writes the batches, and yields them with the bytes that all have so far."""
+def _batches(path: Path, file: Any) -> Generator[tuple[Any, int], None, None]:
+    """Yields batches, and the bytes that all have so far; writes those of a Parquet file."""
     import pyarrow.parquet
 
+    if path.suffix != ".parquet":
+        yield from _of_arrow(path)
+        return
     with (
         pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20) as source,
         pyarrow.ipc.new_stream(file, source.schema_arrow) as stream,
@@ -73,12 +76,11 @@ def _of_arrow(path: Path) -> Iterator[tuple[Any, int]]:
 
     mapped, kept = pyarrow.memory_map(str(path)), []
     try:
-        source = pyarrow.ipc.open_stream(mapped)
+        batches = iter(pyarrow.ipc.open_stream(mapped))
     except pyarrow.ArrowInvalid:
-        mapped.seek(0)
         source = pyarrow.ipc.open_file(mapped)
-        source = (source.get_batch(number) for number in range(source.num_record_batches))
-    for batch in source:
+        batches = map(source.get_batch, range(source.num_record_batches))
+    for batch in batches:
         kept.append(batch)
         yield batch, pyarrow.total_allocated_bytes()
 

@@ -200,7 +200,7 @@ def _checked(path: Path, scratch: Path) -> Path:
         if done.returncode:
             unfinished.unlink(missing_ok=True)
             lines = done.stderr.strip().splitlines() if done.returncode > 0 else []
-            reason = lines[0] if lines else f"its reader ended with code {done.returncode}"
+            reason = lines[-1] if lines else f"its reader ended with code {done.returncode}"
             kind = "a Parquet" if path.suffix == ".parquet" else "an Arrow"
             raise ValueError(f"{path} is not {kind} file that can be read: {reason}")
         unfinished.replace(result)
