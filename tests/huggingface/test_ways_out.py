@@ -1,6 +1,7 @@
 """Every way out of a run gives the score that the run's own decoder gives."""
 
 import functools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -188,11 +189,16 @@ def test_a_model_trained_from_scratch_is_exported_or_what_is_in_the_way_is_named
     out = tmp_path / "hf"
     assert call("t2tp_convert", to_hf=out, output_dir=run.output_dir) == 0
     assert their_score(out, tokenizer) == pytest.approx(score(run, tmp_path), abs=2e-4)
+    end = load_vocabulary(tokenizer).end_of_document
+    assert transformers.AutoConfig.from_pretrained(out).eos_token_id == end != 2
     normed = Run(tmp_path / "normed", tmp_path / "data", PROBLEM)
     train(source, normed, f"{sizes},embedding_norm=true", **flags)
     assert call("t2tp_convert", to_hf=tmp_path / "no", output_dir=normed.output_dir) == 2
     said = capfd.readouterr().err
     assert "no Hugging Face type has embedding_norm=True" in said and "gpt2_small" in said
+    shutil.rmtree(tmp_path / "data")
+    assert call("t2tp_convert", to_hf=tmp_path / "no_end", output_dir=run.output_dir) == 0
+    assert "config.json names no eos_token_id" in capfd.readouterr().err
 
 
 def test_each_set_has_a_type_or_hparams_that_no_type_has():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags as absl_flags
+from absl import logging
 from tqdm import tqdm
 
 import t2tp.hparams
@@ -35,6 +36,7 @@ from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import completed, sets_of
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
+from t2tp.trainer.run_dir.token_rows import vocabulary_at
 
 _PARTIAL = "made"
 _DTYPE_NAMES = ("dtype", "torch_dtype")
@@ -93,7 +95,7 @@ def _to_directory(flags: absl_flags.FlagValues) -> Path:
         saved = MergedCheckpoint(tuned, adapters, dtype)
     name = flags.model_type or before.get("model_type")
     model_type = _type_of(name, saved_run.flags, hparams, saved)
-    config = _config(model_type, before, hparams)
+    config = _config(model_type, before, hparams, flags.output_dir)
     found = _variables(model_type, hparams)
     moving.check_fits(saved, found)
     to_hf = Path(flags.to_hf).expanduser()
@@ -175,7 +177,9 @@ def _obstacle(model: str | None, hparams: HParams, candidates: Sequence[ModelTyp
     return f"{hparams_of_run} (the nearest type is {nearest}){advice}"
 
 
-def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
+def _config(
+    model_type: ModelType, before: dict[str, Any], hparams: HParams, run: str
+) -> dict[str, Any]:
     """Returns the contents of config.json.
 
     `before` is the config of the checkpoint that the run was converted from. If this checkpoint
@@ -183,8 +187,27 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
     """
     architectures = before.get("architectures") or [model_type.architecture]
     if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:
-        return model_type.config(hparams)
+        config = model_type.config(hparams)
+        return config | _end_tokens(config, run)
     return model_type.changed(before, hparams)
+
+
+def _end_tokens(config: dict[str, Any], run: str) -> dict[str, Any]:
+    """Returns the entry with the tokens that end a text, if a new decoder's config.json lacks it.
+
+    Without this entry, `transformers` ends texts at its default for the type, or never.
+    """
+    if "bos_token_id" not in config or "eos_token_id" in config:
+        return {}
+    try:
+        vocabulary = vocabulary_at(run)
+    except (ValueError, LookupError, OSError) as error:
+        logging.warning("config.json names no eos_token_id: the data of %s: %s", run, error)
+        return {}
+    if vocabulary is None:
+        return {}
+    ends = list(vocabulary.end_ids)
+    return {"eos_token_id": ends[0] if len(ends) == 1 else ends}
 
 
 @contextlib.contextmanager

@@ -184,13 +184,18 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
     if vocabulary is None:
         return None, ""
     try:
-        there = _vocabulary_at(path)
+        there = vocabulary_at(path)
     except (ValueError, LookupError, OSError) as error:
         return None, str(error)
     return (None if there is None else TokenRows.between(there, vocabulary)), ""
 
 
-def _vocabulary_at(path: str) -> Vocabulary | None:
+def vocabulary_at(path: str) -> Vocabulary | None:
+    """Returns the vocabulary of a run or a model's directory; None if its problem has no text.
+
+    Raises:
+      ValueError, LookupError, OSError: it is unknown, for example because the data have changed.
+    """
     if huggingface_files.is_model_directory(path):
         _, model_type = read_config(Path(path))
         return problems.find(model_type.problem).vocabulary(path)
