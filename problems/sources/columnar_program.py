@@ -15,6 +15,8 @@ from typing import Any
 
 # Max memory of the program, and max bytes of all values: of any file, and for a byte of the file.
 _MAX_MEMORY, _ANY_FILE, _GROWTH = 1 << 30, 1 << 26, 200
+# Max processor seconds: of any file, and for a MiB of the file. The kernel ends the program then.
+_ANY_FILE_SECONDS, _SECONDS_PER_MIB = 10, 1
 # A row takes about this many bytes where rows are counted and shuffled.
 _ROW_BYTES = 16
 _BATCH_ROWS = 256
@@ -26,16 +28,21 @@ def main() -> None:
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [directory for directory in sys.path if directory != here]
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Others reserve a gigabyte.
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = _MAX_MEMORY if hard == resource.RLIM_INFINITY else min(_MAX_MEMORY, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    mebibytes = os.path.getsize(sys.argv[1]) >> 20
+    _limit(resource.RLIMIT_DATA, _MAX_MEMORY)
+    _limit(resource.RLIMIT_CPU, _ANY_FILE_SECONDS + _SECONDS_PER_MIB * mebibytes)
+    _limit(resource.RLIMIT_CORE, 0)
     try:
         _read(Path(sys.argv[1]), sys.argv[2])
     except MemoryError:
-        sys.exit(f"it takes more than {limit >> 20} MiB of memory")
+        sys.exit(f"it takes more than {_MAX_MEMORY >> 20} MiB of memory")
     except Exception as error:  # pyarrow raises errors of all kinds.
         sys.exit((str(error).splitlines() or [type(error).__name__])[0])
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def _read(path: Path, target: str) -> None:

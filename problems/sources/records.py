@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -200,7 +201,9 @@ def _checked(path: Path, scratch: Path) -> Path:
         if done.returncode:
             unfinished.unlink(missing_ok=True)
             lines = done.stderr.strip().splitlines() if done.returncode > 0 else []
-            reason = lines[-1] if lines else f"its reader ended with code {done.returncode}"
+            slow = done.returncode == -signal.SIGXCPU
+            ended = "it takes too long" if slow else f"its reader ended with {done.returncode}"
+            reason = lines[-1] if lines else ended
             kind = "a Parquet" if path.suffix == ".parquet" else "an Arrow"
             raise ValueError(f"{path} is not {kind} file that can be read: {reason}")
         unfinished.replace(result)
