@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from t2tp import mtf
+from t2tp.hparam_limits import Limits
 
 
 class Dropout:
@@ -12,7 +13,11 @@ class Dropout:
         """Sets the rate, in [0, 1), and the names of dimensions along which the mask is constant.
 
         With `length`, a feature of a row is dropped at all positions or at none.
+
+        Raises:
+          ValueError: the rate is out of range.
         """
+        Limits(min=0, below=1).check("the rate of dropout", rate)
         self._rate = rate
         self._broadcast_dims = tuple(broadcast_dims)
 

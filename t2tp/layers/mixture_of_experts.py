@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.choices import DISPATCHES, GATINGS, ROUTER_SCORES
+from t2tp.hparam_limits import Limits
 from t2tp.layers import variables
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.gating import (
@@ -127,6 +128,10 @@ class RoutingConfig:
             ("moe_dispatch", self.dispatch, DISPATCHES),
         ):
             check_known(value, known, "choices", f"{name} is {value!r}")
+        Limits(min=0).check("moe_group_size", self.group_size)
+        Limits(above=0).check(
+            "capacity_factor", [self.capacity_factor_train, self.capacity_factor_eval]
+        )
         if not 1 <= self.choices <= self.num_experts:
             raise ValueError(
                 f"moe_gating={self.gating} chooses {self.choices} experts for a token: this must be"

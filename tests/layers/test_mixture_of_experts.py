@@ -253,6 +253,8 @@ def test_decoding_turns_nobody_away():
         (RoutingConfig(4, "top_3"), "did you mean top_"),
         (RoutingConfig(1, "top_2"), "top_2 chooses 2 .* num_experts=1"),
         (RoutingConfig(4, "expert_choice", dispatch="dropless"), "supports neither"),
+        (RoutingConfig(4, group_size=-1), "moe_group_size is -1"),
+        (RoutingConfig(4, capacity_factor_train=0.0), "above 0"),
         (RoutingConfig(4, top_groups=2), "moe_top_groups=2"),
     ],
 )

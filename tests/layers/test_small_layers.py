@@ -89,6 +89,7 @@ def test_decisions_of_dropout_can_be_shared_along_a_dimension():
     [
         (lambda: Norm("rsm"), "did you mean rms"),
         (lambda: FeedForward("swigl", 8), "did you mean swiglu"),
+        (lambda: Dropout(1.0), "rate of dropout is 1.0, and must be .* below 1"),
     ],
 )
 def test_what_does_not_exist_is_refused(make, message):

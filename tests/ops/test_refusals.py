@@ -119,10 +119,17 @@ REFUSED = {
         for dim, layout in [("batch", "batch:a;vocab:a"), ("length", "vocab:a;length:a")]
     },
     "loss of other targets": (loss, LOGITS | {"ids": "batch:4"}, "do not have the dimensions of"),
-    "loss with label smoothing of one class": (
-        lambda x, ids: loss(x, ids, label_smoothing=0.1),
-        {"x": "batch:4;vocab:1", "ids": "batch:4"}, "at least two classes",
-    ),
+    **{
+        f"loss, {options}": (
+            lambda x, ids, options=options: loss(x, ids, **options),
+            {"x": f"batch:4;vocab:{vocab}", "ids": "batch:4"}, message,
+        )
+        for options, vocab, message in [
+            ({"z_loss": -1e-4}, 4, "z_loss is -0.0001, and must be at least 0"),
+            ({"label_smoothing": 1.0}, 4, "label_smoothing is 1.0, and must be .* below 1"),
+            ({"label_smoothing": 0.1}, 1, "at least two classes"),
+        ]
+    },
     "update of another order": (
         write, CACHE | {"update": "batch:4;d_kv:4;heads:2"}, "the dimensions of x"
     ),
@@ -150,6 +157,7 @@ REFUSED = {
     "convolution by three dimensions": (
         convolution, KERNEL | {"w": "rows:3;columns:3;channels:4"}, r"filters .*\[rows"
     ),
+    "convolution by 0": (lambda x, w: convolution(x, w, 0), KERNEL, "must be at least 1"),
     "convolution, a split kernel": (
         convolution, KERNEL | {"w": "rows:2;columns:2;channels:4;filters:6"},
         "cannot be computed with dimension 'rows' split", "model:2", "rows:model",
@@ -167,6 +175,7 @@ REFUSED = {
         lambda x: max_pool(x, 3, 3), {"x": "batch:2;height:10;width:8;channels:4"},
         "Pooling 'max_pool' along 'height' goes by 3", "a:2", "height:a",
     ),
+    "pooling of 0": (lambda x: max_pool(x, 0, 1), IMAGES, "must be at least 1"),
     "batch norm of other channels": (
         lambda x, s: batch_norm(x, s, s, 0.1)[0], NORM | {"s": "other:8"},
         "must be its last dimension",

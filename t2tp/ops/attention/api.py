@@ -1,9 +1,10 @@
 """Scaled dot-product attention."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from t2tp import upstream
+from t2tp.hparam_limits import Limits
 from t2tp.ops.attention import cudnn
 from t2tp.ops.attention.operation import AttentionOperation, Options
 
@@ -102,6 +103,15 @@ def attention(
             f"attention: causal and window compare positions in q's {length} and k's {memory},"
             " which must have the same size. (Mask a separate memory with segments.)"
         )
+    for name, value, limits in (
+        ("window", window, Limits(min=1)),
+        ("soft_cap", soft_cap, Limits(min=0)),
+        ("dropout_rate", dropout_rate, Limits(min=0, below=1)),
+        ("method", method, Limits(choices=get_args(AttentionMethod))),
+    ):
+        limits.check(f"attention: {name}", value)
+    if block_size is not None and (block_size < 2 or block_size % 2):
+        raise ValueError(f"attention: block_size must be even and above 0, not {block_size}.")
     extras: dict[str, upstream.Tensor] = {}
     if segments is not None or memory_segments is not None:
         extras = _segments(q, k, segments, memory_segments)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.hparam_limits import Limits
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.mesh.layout import Layout
 from t2tp.ops.conv.halo import Halo, check_window
@@ -22,6 +23,10 @@ class Window:
     dim: upstream.Dimension
     size: int
     stride: int
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a size or a stride below 1."""
+        Limits(min=1).check(f"a window along {self.dim}", [self.size, self.stride])
 
     @property
     def result(self) -> upstream.Dimension:

@@ -42,8 +42,8 @@ def softmax_cross_entropy(
       float32 [...], in nats; NaN for a target that is not a class.
 
     Raises:
-      ValueError: the dimensions of the targets are not those of the logits except `vocab_dim`, or
-        label_smoothing is above 0 with only one class.
+      ValueError: the dimensions of the targets are not those of the logits except `vocab_dim`;
+        z_loss is negative; label_smoothing is not in [0, 1), or is above 0 with only one class.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:

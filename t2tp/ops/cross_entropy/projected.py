@@ -110,7 +110,7 @@ def projected_cross_entropy(
       not differentiable. Both are NaN if a target is not a class.
 
     Raises:
-      ValueError: shapes do not agree, or label_smoothing is above 0 with only one class.
+      ValueError: shapes do not agree, or an option is out of range, see `softmax_cross_entropy`.
     """
     vocab, d_model = table.shape.dims
     if targets.shape != x.shape - d_model or x.shape.dims[-1] != d_model:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.hparam_limits import Limits
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.exact_sums import sum_in_parts
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
@@ -20,7 +21,9 @@ class LossOptions:
     label_smoothing: float = 0.0
 
     def check(self, vocab: upstream.Dimension) -> None:
-        """Raises ValueError for label smoothing with a single class."""
+        """Raises ValueError for numbers out of range; see `softmax_cross_entropy`."""
+        Limits(min=0).check("z_loss", self.z_loss)
+        Limits(min=0, below=1).check("label_smoothing", self.label_smoothing)
         if self.label_smoothing and vocab.size == 1:
             raise ValueError(f"label_smoothing needs at least two classes, and {vocab} has one.")
 

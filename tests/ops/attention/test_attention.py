@@ -282,6 +282,11 @@ def test_shapes_that_do_not_fit_are_refused():
 def test_options_that_mean_nothing_are_refused():
     refused("causal and window .* size=6.* size=5", k="b:2;heads:4;m:5;d:4", causal=True)
     refused("causal and window .* size=6.* size=5", k="b:2;heads:4;m:5;d:4", window=2)
+    refused("window is 0, and must be at least 1", window=0)
+    refused("soft_cap is -1.0, and must be at least 0", soft_cap=-1.0)
+    refused("dropout_rate is 1.0, and must be at least 0 and below 1", dropout_rate=1.0)
+    refused("method is 'flash'", method="flash")
+    refused("block_size must be even", block_size=3)
     refused(r"must be \[.*, buckets\]", relative_bias=("g:2;n:8", 16))
     refused("must be at least 4", relative_bias=("heads:4;n:3", 16))
     refused("max_distance 2 must be above 2", relative_bias=("heads:4;n:8", 2))
