@@ -263,7 +263,9 @@ class ClusterFile:
         """
         try:
             cluster = convert(_table(path), cls, f"cluster file {path}")
-        except (InvalidFileError, OSError) as error:
+        except OSError as error:
+            raise ClusterFileError(f"cluster file {path}: {error.strerror}") from error
+        except InvalidFileError as error:
             raise ClusterFileError(f"cluster file {path} cannot be read: {error}") from error
         return cluster.with_stack(stack) if stack else cluster
 
