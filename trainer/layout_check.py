@@ -117,8 +117,11 @@ class _CheckedModel:
 
     def step_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         """The training step."""
-        model_fn = model_fn_of(self.spec.model_class, self.vocab_sizes, self.spec.train_steps)
-        return model_fn(mesh, features, ModeKeys.TRAIN, self.spec.hparams).outputs()
+        spec = self.spec
+        # A teacher of the student's size stands for the teacher, which may be large.
+        teacher = (spec.model_class, spec.hparams) if spec.config.teacher else None
+        model_fn = model_fn_of(spec.model_class, self.vocab_sizes, spec.train_steps, teacher)
+        return model_fn(mesh, features, ModeKeys.TRAIN, spec.hparams).outputs()
 
     def with_hparam(self, name: str, value: int) -> _CheckedModel | None:
         """Returns the model with a changed hparam; None if it cannot be built."""

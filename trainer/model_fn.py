@@ -73,7 +73,7 @@ def model_fn_of(
     model_class: type[Model],
     vocab_sizes: Mapping[str, int],
     train_steps: int,
-    teacher: tuple[type[TransformerLm], HParams] | None = None,
+    teacher: tuple[type[Model], HParams] | None = None,
 ) -> ModelFn:
     """Returns the model function of a registered model.
 
@@ -147,13 +147,13 @@ def model_fn_of(
     return with_averages
 
 
-def _set_teacher(model: Model, teacher_class: type[TransformerLm], hparams: HParams) -> None:
+def _set_teacher(model: Model, teacher_class: type[Model], hparams: HParams) -> None:
     """Gives a model a teacher, whose tables have the rows of the model's own vocabulary.
 
     Raises:
-      ValueError: the model is no decoder-only language model.
+      ValueError: one of the models is no decoder-only language model.
     """
-    if not isinstance(model, TransformerLm):
+    if not (isinstance(model, TransformerLm) and issubclass(teacher_class, TransformerLm)):
         raise ValueError(
             f"a {type(model).__name__} has no teacher: distil a decoder-only language model, such"
             " as transformer_lm"

@@ -1,4 +1,4 @@
-"""Another run that a training reads: the teacher of a distillation, or a reference."""
+"""Another model that a training reads: the teacher of a distillation, or a reference."""
 
 from __future__ import annotations
 

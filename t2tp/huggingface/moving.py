@@ -107,8 +107,13 @@ def import_tensors(
         TRAINABLE: [each.name for each in variables],
         SOURCE: origin or str(source.path),
     }
-    parts = (_part(saved, slices, progress) for slices in _plan(saved, variables))
-    return save_in_parts(directory, 0, parts, metadata)
+
+    def read(slices: Sequence[Slice]) -> list[tuple[Slice, tf.Tensor]]:
+        values = saved.read(slices)
+        progress(sum(math.prod(each.size) for each in slices))
+        return list(zip(slices, values, strict=True))
+
+    return save_in_parts(directory, 0, map(read, _plan(saved, variables)), metadata)
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
@@ -131,15 +136,6 @@ def _plan(saved: Checkpoint, variables: Sequence[Variable]) -> list[list[Slice]]
         plan[-1].append(part)
         count += elements
     return plan
-
-
-def _part(
-    saved: Checkpoint, slices: Sequence[Slice], progress: Progress
-) -> list[tuple[Slice, tf.Tensor]]:
-    """Reads the slices of a part of the checkpoint."""
-    values = saved.read(slices)
-    progress(sum(math.prod(each.size) for each in slices))
-    return list(zip(slices, values, strict=True))
 
 
 # Size limit of a file in bytes, as in `transformers`.

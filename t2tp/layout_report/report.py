@@ -15,10 +15,10 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
 from t2tp.mesh.storage import name_in_use
 from t2tp.pipeline.loop import PipelineLoop
+from t2tp.pipeline.messages import message_kinds
 from t2tp.pipeline.schedule import Schedule
 from t2tp.step.attribution import CollectiveUse
 from t2tp.step.memory import RESERVED, fits
-from t2tp.step.pipeline import ChunkBytes
 from t2tp.step.work import FORWARD
 
 
@@ -135,7 +135,7 @@ class PipelineLine:
 
     Attributes:
       layers: names of each stage's layers.
-      message_bytes: bytes of each message of a processor to a neighbor.
+      message_bytes: bytes of each message of a processor to a neighbor, there and back.
     """
 
     name: str
@@ -152,7 +152,9 @@ class PipelineLine:
             for stage in range(loop.schedule.stages)
         )
         name = layout.pipeline.schedule if loop.schedule.trains else "evaluation"
-        return cls(name, loop.schedule, layers, ChunkBytes.of_loop(loop, layout).messages)
+        exits = map(loop.partition.exit_of, range(len(loop.partition.enters)))
+        sizes = (kind.num_bytes for op in exits for kind in message_kinds(op, layout))
+        return cls(name, loop.schedule, layers, tuple(sizes))
 
     def facts(self) -> Iterator[str]:
         """Yields sentences about the pipeline."""
@@ -172,9 +174,14 @@ class PipelineLine:
 
 
 def _ranges(names: tuple[str, ...]) -> str:
-    if len(names) < 4:
-        return ", ".join(names)
-    return f"{names[0]}, {names[1]} to {names[-1]}"
+    """Lists the names of layers; shortens the names of each stack."""
+    stacks: dict[str, list[str]] = {}
+    for name in names:
+        stacks.setdefault(name.rpartition("/")[0], []).append(name)
+    return ", ".join(
+        ", ".join(own) if len(own) < 4 else f"{own[0]}, {own[1]} to {own[-1]}"
+        for own in stacks.values()
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ et al., arXiv:1909.08053, section 3). Each layer then has two all-reduces over t
 forward pass, and two in the backward pass.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -18,6 +20,7 @@ from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
+from t2tp.layers.stack import StackPass, apply_stacks
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import (
     FIRST_TOKEN,
@@ -39,6 +42,13 @@ from t2tp.ops.cross_entropy.projected import Teacher
 
 # Scope of a teacher's variables.
 TEACHER = "teacher"
+
+
+@contextlib.contextmanager
+def _as_teacher(mesh: Mesh) -> Iterator[None]:
+    """Builds a teacher inside the `with`: its variables are frozen, below the scope `teacher`."""
+    with mesh.building(adapters=FROZEN, transfer=None), tf1.variable_scope(TEACHER):
+        yield
 
 
 @registry.register_model
@@ -88,12 +98,18 @@ class TransformerLm(AutoregressiveModel):
         Raises:
           ValueError: positions are learned, and the length is above `max_length`.
         """
-        projection, totals = self._projection(mesh, features, training)
+        passes = [self._begin(mesh, features, training)]
+        if self.teacher is not None and training:
+            with _as_teacher(mesh):
+                begun = self.teacher._begin(mesh, features, False)
+            passes.append(replace(begun, within=lambda: _as_teacher(mesh)))
+        (x, totals), *taught = apply_stacks(passes)
+        projection = self._embedding.projection(x)
         targets, weights = features["targets"], weights_of_targets(features)
         if self.hparams.preference_loss:
             out = preference_loss(self.hparams, projection.logits, features)
         else:
-            teacher = self._taught(mesh, features) if training else None
+            teacher = self._taught(mesh, taught[0][0]) if taught else None
             out = predicted(self.hparams, projection, targets, weights, training, teacher)
         if not training and not self.hparams.preference_loss:
             rows = targets.shape.dims[0]
@@ -113,12 +129,11 @@ class TransformerLm(AutoregressiveModel):
             projection, totals = self._projection(mesh, features, training)
             return projection.logits, totals
 
-    def _taught(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> Teacher | None:
-        """Returns the teacher's logits as operands, computed without dropout."""
-        if self.teacher is None:
-            return None
-        with mesh.building(adapters=FROZEN, transfer=None), tf1.variable_scope(TEACHER):
-            taught, _ = self.teacher._projection(mesh, features, False)
+    def _taught(self, mesh: Mesh, x: mtf.Tensor) -> Teacher:
+        """Returns the teacher's logits as operands; `x` are the results of its layers."""
+        assert self.teacher is not None
+        with _as_teacher(mesh):
+            taught = self.teacher._embedding.projection(x)
         return Teacher(
             taught.x,
             taught.table,
@@ -132,6 +147,11 @@ class TransformerLm(AutoregressiveModel):
     def _projection(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Projection, Totals]:
+        ((x, totals),) = apply_stacks([self._begin(mesh, features, training)])
+        return self._embedding.projection(x), totals
+
+    def _begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> StackPass:
+        """Returns the stack and its input, the embedded tokens."""
         segments = features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
         tokens = shifted_right(
@@ -143,8 +163,7 @@ class TransformerLm(AutoregressiveModel):
         x = self._embedding(tokens, self._factory.dtype)
         x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._factory.relative_bias(mesh)
-        x, totals = self._stack(x, FullForward(sequence, training, relative_bias=bias))
-        return self._embedding.projection(x), totals
+        return StackPass(self._stack, x, FullForward(sequence, training, relative_bias=bias))
 
     def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension

@@ -6,7 +6,9 @@ from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import LAYERS
 
 
-def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
+def assign_layers(
+    num_layers: int, layout: Layout, partner: Sequence[Sequence[range]] = ()
+) -> list[list[range]]:
     """Returns the layers of each stage, for each of its chunks.
 
     A stage's layers in a chunk are consecutive, and the next stage's layers follow. If the layers
@@ -14,6 +16,11 @@ def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
     computes the embedding, and the last stage the loss.
 
     `pipeline.layers` of the layout may set the number of layers of each stage.
+
+    `partner` has the layers of a stack that goes through the stages together with this one; empty:
+    there is none. A stage may then have no layer of this stack, and stages with more layers of the
+    partner get the remaining ones. So if stages are sorted by their layers of the partner, and then
+    of this stack, both numbers grow: all stages can share one graph.
 
     Returns:
       a list of chunks; each is a list of layer ranges, one range for each stage.
@@ -23,12 +30,23 @@ def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
         number of layers or of stages.
     """
     stages, chunks = layout.num_stages, layout.pipeline.chunks
-    sizes = _equal_sizes(num_layers, stages, chunks, layout)
-    if layout.pipeline.layers:
-        sizes = _given_sizes(layout.pipeline.layers, num_layers, stages * chunks)
-    begins = [sum(sizes[:i]) for i in range(len(sizes))]
-    ranges = [range(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+    if partner:
+        sizes = _divided(num_layers, [len(numbers) for ranges in partner for numbers in ranges])
+    else:
+        sizes = _equal_sizes(num_layers, stages, chunks, layout)
+        if layout.pipeline.layers:
+            sizes = _given_sizes(layout.pipeline.layers, num_layers, stages * chunks)
+    ranges = [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
     return [ranges[c * stages : (c + 1) * stages] for c in range(chunks)]
+
+
+def _divided(num_layers: int, first: Sequence[int]) -> list[int]:
+    """Divides layers equally; the places with the largest numbers in `first` get the rest."""
+    count = len(first)
+    size, left = divmod(num_layers, count)
+    # Among equal numbers, the middle is first.
+    order = sorted(range(count), key=lambda i: (-first[i], i in (0, count - 1), i == count - 1, i))
+    return [size + (i in order[:left]) for i in range(count)]
 
 
 def _equal_sizes(num_layers: int, stages: int, chunks: int, layout: Layout) -> list[int]:
@@ -41,12 +59,7 @@ def _equal_sizes(num_layers: int, stages: int, chunks: int, layout: Layout) -> l
             f" a stack of the model has only {num_layers} layers: use at most {num_layers}"
             f" {'chunks in all' if chunks > 1 else 'stages'}."
         )
-    size, left = divmod(num_layers, count)
-    sizes = [size] * count
-    middle_first = sorted(range(count), key=lambda i: (i in (0, count - 1), i == count - 1, i))
-    for i in middle_first[:left]:
-        sizes[i] += 1
-    return sizes
+    return _divided(num_layers, [0] * count)
 
 
 def _given_sizes(text: str, num_layers: int, count: int) -> list[int]:

@@ -11,6 +11,7 @@ identities, forward and backward, at which `pipeline.partition` cuts the graph.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from t2tp import upstream
@@ -24,25 +25,26 @@ class Boundary(Operation):
 
     Attributes:
       chunk: the index of the chunk of layers that begins or ends here.
+      learned: number of inputs, the first ones, that have gradients.
       backward: the boundary in the backward pass. None: there is no backward pass, or this boundary
         belongs to the backward pass.
     """
 
     signature = Signature(ordered=ALL, pads=True, any_slice=True, cost="free")
 
-    def __init__(self, inputs: Sequence[upstream.Tensor], chunk: int, name: str) -> None:
+    def __init__(
+        self, inputs: Sequence[upstream.Tensor], chunk: int, name: str, learned: int
+    ) -> None:
         super().__init__(list(inputs), name=name)
-        self.chunk = chunk
+        self.chunk, self.learned = chunk, learned
         self.backward: Boundary | None = None
         self.set_outputs(*inputs)
 
-    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
-        given = [
-            upstream.zeros(y.mesh, y.shape, y.dtype) if dy is None else dy
-            for y, dy in zip(self.outputs, grad_ys, strict=True)
-        ]
-        self.backward = Boundary(given, self.chunk, "backward")
-        return self.backward.outputs
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
+        pairs = itertools.islice(zip(self.outputs, grad_ys, strict=True), self.learned)
+        given = [upstream.zeros(y.mesh, y.shape, y.dtype) if dy is None else dy for y, dy in pairs]
+        self.backward = Boundary(given, self.chunk, "backward", self.learned)
+        return [*self.backward.outputs, *(None for _ in self.outputs[self.learned :])]
 
     def lower(self, lowering: Lowering) -> None:
         for x, y in zip(self.inputs, self.outputs, strict=True):
@@ -73,19 +75,25 @@ class ExitStage(Boundary):
 
 
 def enter_stage(
-    tensors: Sequence[upstream.Tensor], chunk: int, layers_by_stage: Sequence[int]
+    tensors: Sequence[upstream.Tensor], chunk: int, layers_by_stage: Sequence[int], learned: int
 ) -> list[upstream.Tensor]:
-    """Begins the layers of a chunk; returns the tensors that the layers read."""
-    op = EnterStage(tensors, chunk, "enter_stage")
+    """Begins the layers of a chunk; returns the tensors that the layers read.
+
+    Only the first `learned` tensors have gradients.
+    """
+    op = EnterStage(tensors, chunk, "enter_stage", learned)
     op.layers_by_stage = list(layers_by_stage)
     return op.outputs
 
 
 def exit_stage(
-    tensors: Sequence[upstream.Tensor], chunk: int, num_layers: int
+    tensors: Sequence[upstream.Tensor], chunk: int, num_layers: int, learned: int
 ) -> list[upstream.Tensor]:
-    """Ends the first `num_layers` layers of a chunk; returns the tensors after the boundary."""
-    op = ExitStage(tensors, chunk, "exit_stage")
+    """Ends the first `num_layers` layers of a chunk; returns the tensors after the boundary.
+
+    Only the first `learned` tensors have gradients.
+    """
+    op = ExitStage(tensors, chunk, "exit_stage", learned)
     op.num_layers = num_layers
     return op.outputs
 

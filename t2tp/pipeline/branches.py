@@ -39,7 +39,7 @@ from t2tp.lowering.microbatch import Microbatch, elements_per_row, rows_of_micro
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import tree_levels
 from t2tp.ops.microbatch_sums import MicrobatchSums
-from t2tp.pipeline.messages import MessageKind, Wires
+from t2tp.pipeline.messages import MessageKind, Wires, message_kinds
 from t2tp.pipeline.partition import ChunkPieces, GraphPiece, Partition
 from t2tp.pipeline.schedule import Action, Schedule
 from t2tp.pipeline.slot_table import SlotTable, SumTable
@@ -99,8 +99,7 @@ class Branches:
         self.mesh_impl = lowering.mesh_impl(op)
         chunks = range(schedule.chunks)
         layout = self.mesh_impl.layout
-        crossing = [partition.exit_of(c).outputs for c in chunks]
-        self.wires = Wires(schedule, [MessageKind.of_tensors(x, layout) for x in crossing])
+        self.wires = Wires(schedule, [message_kinds(partition.exit_of(c), layout) for c in chunks])
         outputs = op._body_outputs[1:]
         self.axes: dict[int, list[int]] = {}
         self.tree_size = op.count if layout.exact_sums else 0
@@ -177,7 +176,6 @@ class _Branch:
         self._pieces: ChunkPieces = branches.pieces[chunk, layers]
         self._enter = self._partition.enters[chunk]
         self._exit = self._partition.exits[chunk][layers]
-        self._kind = self._wires.chunk_kinds[chunk]
         self._is_last_chunk = chunk == branches.schedule.chunks - 1
         self._slots = {name: list(handles) for name, handles in state.slots.items()}
         self._sums = list(state.sums)
@@ -204,7 +202,7 @@ class _Branch:
             self._save("forward", pieces.saved_activations)
         name = self._wires.name(Action.FORWARD, self._chunk)
         if name is not None:
-            self._messages[name] = self._kind.pack(results, self._collectives)
+            self._send(name, results)
         if self._is_last_chunk and trains:
             self._save_exit(results)
         elif self._is_last_chunk:
@@ -223,26 +221,24 @@ class _Branch:
         def first(before: GraphPiece) -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
                 if chunk:
-                    self._bind(before.given, self._arrived(first_name, chunk - 1))
+                    self._bind(before.given, self._arrived(first_name))
                 return self._lower(before)
 
         # Without a piece before the layers, the first stage reads the previous chunk's output just
         # as other stages read their inputs: from the same wire, with the same shapes.
         if before is None:
-            inputs = self._arrived(first_name, chunk - 1)
+            inputs = self._arrived(first_name)
         else:
             table = f"before{chunk}"
             if table in self._branches.saved:
                 # All stages write to the table, but only the first stage writes non-empty tensors.
                 messages = tf.cond(
                     self._is_first,
-                    lambda: self._arrived(first_name, chunk - 1),
+                    lambda: self._arrived(first_name),
                     lambda: [tf.zeros([0], x.dtype) for x in self._branches.saved[table]],
                 )
                 self._write(table, dict(enumerate(messages)))
-            inputs = tf.cond(
-                self._is_first, lambda: first(before), lambda: self._arrived(name, chunk)
-            )
+            inputs = tf.cond(self._is_first, lambda: first(before), lambda: self._arrived(name))
         self._free_arrived(first_name, name)
         layout = self._branches.mesh_impl.layout
         shapes = MessageKind.of_tensors(self._enter.outputs, layout).shapes
@@ -274,7 +270,7 @@ class _Branch:
             chunks = (self._chunk, self._chunk - 1)
             for name in {self._wires.name(Action.BACKWARD, chunk): None for chunk in chunks}:
                 if name is not None:
-                    self._messages[name] = self._kind.pack(input_gradients, self._collectives)
+                    self._send(name, input_gradients)
         else:
             self._backward_before(pieces.before_backward, input_gradients)
         if pieces.weights is None:
@@ -285,10 +281,13 @@ class _Branch:
     def _output_gradients(self) -> list[tf.Tensor]:
         """Returns the gradients of the chunk's outputs, from a message or from the loss."""
         name = self._wires.name(Action.BACKWARD, self._chunk)
-        count = len(self._kind.shapes)
+        assert self._exit.backward is not None
+        layout = self._branches.mesh_impl.layout
+        shapes = MessageKind.of_tensors(self._exit.backward.outputs, layout).shapes
+        count = len(shapes)
 
         def arrived() -> list[tf.Tensor]:
-            return self._arrived(name, self._chunk) if name is not None else []
+            return self._arrived(name) if name is not None else []
 
         def last() -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
@@ -303,7 +302,7 @@ class _Branch:
         else:
             gradients = arrived()
         self._free_arrived(name, name)
-        return [tf.ensure_shape(x, s) for x, s in zip(gradients, self._kind.shapes, strict=True)]
+        return [tf.ensure_shape(x, s) for x, s in zip(gradients, shapes, strict=True)]
 
     def _backward_before(self, piece: GraphPiece, input_gradients: list[tf.Tensor]) -> None:
         """Runs the backward pass of the piece before the layers, on the first stage."""
@@ -318,8 +317,7 @@ class _Branch:
                     self._bind_saved("before", self._partition.exit_of(chunk - 1).outputs)
                 self._bind(self._enter.backward.outputs, input_gradients)  # type: ignore[union-attr]
                 results = self._lower(piece)
-                kind = self._wires.chunk_kinds[chunk - 1]
-                messages = kind.pack(results, self._collectives) if before_name else []
+                messages = self._packed(before_name, results) if before_name else []
                 return [*self._add(piece), *messages]
 
         def others() -> list[tf.Tensor]:
@@ -328,9 +326,9 @@ class _Branch:
         count = len(self._sums)
         results = tf.cond(self._is_first, first, others)
         self._sums, messages = results[:count], list(results[count:])
-        others_messages = self._kind.pack(input_gradients, self._collectives)
         if name is not None:
-            self._messages[name] = others_messages
+            self._send(name, input_gradients)
+            others_messages = self._messages[name]
         if before_name is not None:
             self._messages[before_name] = messages
             if name == before_name:
@@ -443,12 +441,19 @@ class _Branch:
         name = self._table(name)
         self._branches.tables[name].clear(self._slots[name], self._row.saved)
 
-    def _arrived(self, wire: str | None, chunk: int) -> list[tf.Tensor]:
+    def _send(self, wire: str, tensors: Sequence[tf.Tensor]) -> None:
+        """Sends tensors at the end of the tick."""
+        self._messages[wire] = self._packed(wire, tensors)
+
+    def _packed(self, wire: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._wires.kinds[wire].pack(tensors, self._collectives)
+
+    def _arrived(self, wire: str | None) -> list[tf.Tensor]:
         """Returns the tensors of the message that arrived for this entry."""
         assert wire is not None and self._boundary is not None
         messages = self._branches.tables[wire].read(self._slots[wire], self._row.arrived)
         with self._collectives.attributed_to(self._boundary.name):
-            return self._wires.chunk_kinds[chunk].unpack(messages, self._collectives)
+            return self._wires.kinds[wire].unpack(messages, self._collectives)
 
     def _free_arrived(self, first_wire: str | None, wire: str | None) -> None:
         """Frees the slot of the message that arrived for this entry.

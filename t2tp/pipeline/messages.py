@@ -19,6 +19,7 @@ from t2tp import upstream
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
+from t2tp.pipeline.boundary import ExitStage
 from t2tp.pipeline.schedule import Action, Schedule
 from t2tp.pipeline.slots import Slots, assign_slots
 
@@ -101,6 +102,14 @@ class MessageKind:
         return [s for s, d in zip(self.shapes, self.dtypes, strict=True) if d == dtype]
 
 
+def message_kinds(exit_op: ExitStage, layout: Layout) -> tuple[MessageKind, MessageKind]:
+    """Returns the kinds of the messages with a chunk's outputs, and with their gradients."""
+    outputs = exit_op.outputs
+    both = (outputs, outputs[: exit_op.learned])
+    forward, backward = (MessageKind.of_tensors(each, layout) for each in both)
+    return forward, backward
+
+
 class Wires:
     """The wires of a schedule.
 
@@ -108,14 +117,15 @@ class Wires:
     the previous one.
 
     Attributes:
-      chunk_kinds: for each chunk, the kind of the message that its layers send forward.
       kinds: the kind of message of each wire, by name.
       directions: the receiving stage minus the sending stage of each wire, by name: 1 or -1.
       num_slots: the number of slots for unread messages of each wire, by name.
     """
 
-    def __init__(self, schedule: Schedule, chunk_kinds: Sequence[MessageKind]) -> None:
-        self.chunk_kinds = list(chunk_kinds)
+    def __init__(
+        self, schedule: Schedule, chunk_kinds: Sequence[tuple[MessageKind, MessageKind]]
+    ) -> None:
+        """Assigns wires; each chunk has the kinds of its outputs and of their gradients."""
         distinct = list(dict.fromkeys(chunk_kinds))
         self._numbers = [distinct.index(kind) for kind in chunk_kinds]
         self.slots: Slots = assign_slots(schedule, self._numbers)
@@ -125,7 +135,7 @@ class Wires:
         for (action, number), count in self.slots.num_arrived.items():
             if count:
                 name = f"{action.value}{number}"
-                self.kinds[name] = distinct[number]
+                self.kinds[name] = distinct[number][action is not Action.FORWARD]
                 self.directions[name] = 1 if action is Action.FORWARD else -1
                 self.num_slots[name] = count
 

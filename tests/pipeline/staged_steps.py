@@ -24,9 +24,18 @@ SIZES = {"num_hidden_layers": 4, "d_model": 8, "d_ff": 16, "d_kv": 2}
 def example(
     family: str, changes: dict[str, object]
 ) -> tuple[Model, dict[str, np.ndarray], dict[str, t2tp.Feature]]:
-    """Returns a model of a family with dropout, a batch, and its features."""
+    """Returns a model of a family with dropout, a batch, and its features.
+
+    With `teacher_layers`, the model has a teacher of another width and depth.
+    """
+    changes = dict(changes)
+    layers = changes.pop("teacher_layers", 0)
     if family in FAMILIES:
-        return small_model(family, **{**DROPOUT, **SIZES, **changes})
+        model, batch, features = small_model(family, **{**DROPOUT, **SIZES, **changes})
+        if layers:
+            wider = model.hparams.with_values({"num_hidden_layers": layers, "d_model": 12})
+            model.teacher = type(model)(wider, model.vocab_sizes)
+        return model, batch, features
     deep = {"num_hidden_layers": SIZES["num_hidden_layers"], **changes}
     if family == "vit":
         return small_model("vit", dropout=0.2, pooling="class", d_model=16, **deep)

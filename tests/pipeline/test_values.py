@@ -21,26 +21,36 @@ CASES = {
     "GPipe, one microbatch, layers assigned by hand, relative positions": (
         *("lm", "stage:2"),
         dict(schedule="gpipe", microbatches=1, layers="1,2", num_hidden_layers=3)
-        | dict(position="relative"),
+        | dict(position="relative", teacher_layers=5),
     ),
     "1F1B": ("lm", "stage:4", dict(microbatches=8)),
-    "interleaved, label smoothing, untied": ("lm", "stage:2", INTERLEAVED | SMOOTHED),
+    "interleaved, label smoothing, untied": (
+        "lm",
+        "stage:2",
+        INTERLEAVED | SMOOTHED | dict(teacher_layers=6),
+    ),
     "zero bubble, chunks, recomputed attention, Lion": (
         *("lm", "stage:2"),
         dict(schedule="zero_bubble", chunks=2, optimizer="lion", recompute="attention"),
     ),
-    "three stages, Adafactor, averages, clipping": ("lm", "stage:3", ZERO_BUBBLE | ADAFACTOR),
+    "three stages, Adafactor, averages, clipping": (
+        *("lm", "stage:3", ZERO_BUBBLE | ADAFACTOR | dict(teacher_layers=2)),
+    ),
     "data and tensor, ZeRO 1": (
         "lm",
         "stage:2;data:2;model:2",
-        dict(rules=MEGATRON, zero=1, **TWO),
+        dict(rules=MEGATRON, zero=1, teacher_layers=3, **TWO),
     ),
     "context, recomputed layers": (
         *("lm", "stage:2;seq:2", dict(rules="length:seq", recompute="layer", **TWO)),
     ),
     "masked, ZeRO 2": ("masked", "stage:2;data:2", dict(zero=2, rules="batch:data", **TWO)),
     "ZeRO 3": (
-        *("lm", "data:2;stage:2", dict(rules=MEGATRON, zero=3, loss_chunk=5) | ZERO_BUBBLE | TWO),
+        *(
+            "lm",
+            "data:2;stage:2",
+            dict(rules=MEGATRON, zero=3, teacher_layers=4) | ZERO_BUBBLE | TWO,
+        ),
     ),
     "sequence parallel": (
         *("lm", "stage:2;model:2"),
@@ -49,7 +59,11 @@ CASES = {
         ),
     ),
     "experts in every other layer, ZeRO 3": (
-        *("moe", "stage:2;data:2", dict(rules="batch:data", zero=3) | ZERO_BUBBLE | DROPLESS),
+        *(
+            "moe",
+            "stage:2;data:2",
+            dict(rules="batch:data", zero=3) | ZERO_BUBBLE | DROPLESS | dict(teacher_layers=4),
+        ),
     ),
     "two stacks, tensor": ("encdec", "stage:2;model:2", dict(rules=MEGATRON) | ZERO_BUBBLE | TWO),
     "two stacks with experts": ("moe_encdec", "stage:2", dict(schedule="gpipe", **TWO)),

@@ -1,5 +1,7 @@
 """Training with a teacher: its weights are read, frozen and never saved."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +10,7 @@ from t2tp import checkpoint, problems
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.hook import Hook
+from t2tp.trainer.layout_check import check_run_layout
 from tests.huggingface.tiny_files import write_tiny_llama
 from tests.trainer.tiny_experiment import experiment
 
@@ -55,18 +58,34 @@ def test_a_model_has_nothing_to_learn_from_itself_without_dropout(tmp_path, data
     assert losses == pytest.approx([0] * len(losses), abs=1e-5)
 
 
-@pytest.mark.parametrize("mesh", ["", "mesh_shape=data:2;model:2", "microbatches=2"])
+STAGES = "mesh_shape=stage:2,layout=layers:stage,microbatches=2"
+
+
+@pytest.mark.parametrize("mesh", ["", "mesh_shape=data:2;model:2", "microbatches=2", STAGES])
 def test_every_layout_learns_the_same_and_no_checkpoint_has_the_teacher(
     tmp_path, data_dir, teacher, mesh
 ):
-    changes = ",".join(filter(None, [STUDENT, mesh]))
+    student = f"{STUDENT},num_hidden_layers=2"
+    changes = ",".join(filter(None, [student, mesh]))
     run = tmp_path / "run"
     losses = trained(run, data_dir, changes, teacher=str(teacher))
-    reference = trained(tmp_path / "one", data_dir, STUDENT, teacher=str(teacher))
+    reference = trained(tmp_path / "one", data_dir, student, teacher=str(teacher))
     np.testing.assert_allclose(losses, reference, rtol=1e-5)
     names = checkpoint.Checkpoint(checkpoint.last_finished(run / "checkpoints").path).shapes()
     assert not [name for name in names if name.startswith("teacher")]
     assert any(name.startswith("layer_00") or "embedding" in name for name in names)
+
+
+def test_a_pipeline_with_a_teacher_is_explained_and_checked(tmp_path, data_dir, teacher):
+    changes = f"{STUDENT},num_hidden_layers=2,{STAGES}"
+    run = experiment(tmp_path / "run", data_dir, changes, teacher=str(teacher))
+    shown = str(run.explain())
+    # The teacher's only layer is on one of the stages, and only its output is sent forward.
+    assert len(re.findall(r"stage \d: 2 layers, layer_\d\d, teacher/layer_00", shown)) == 1
+    sizes = re.findall(r"to the next stage, or back: ([\d,]+) or ([\d,]+) bytes", shown)
+    there, back = (int(size.replace(",", "")) for size in sizes[0])
+    assert there > back
+    assert check_run_layout(run.spec).check.agrees
 
 
 def test_rows_for_padding_are_left_out_of_the_comparison(tmp_path, data_dir, teacher):

@@ -145,15 +145,20 @@ class SlicedSoftmax:
             logits: tf.Tensor, teacher: tf.Tensor, is_class: tf.Tensor, highest: tf.Tensor
         ) -> tf.Tensor:
             student, taught = scaled(logits, is_class), scaled(teacher, is_class)
-            exps = tf.exp(student - highest[0, :, None]), tf.exp(taught - highest[1, :, None])
+            # `highest[0, :, None]` would lose its last axis: TensorFlow's optimizer replaces a
+            # slice of a stack by the stacked tensor.
+            of_student, of_teacher = tf.unstack(highest)
+            exps = tf.exp(student - of_student[:, None]), tf.exp(taught - of_teacher[:, None])
             addends = *exps, exps[1] * (taught - student)
             return tf.stack([sum_in_parts(x, self._parts) for x in addends])
 
         def gradient(
             logits: tf.Tensor, teacher: tf.Tensor, is_class: tf.Tensor, log_z: tf.Tensor
         ) -> tf.Tensor:
-            student = tf.exp(scaled(logits, is_class) - log_z[0, :, None])
-            return (student - tf.exp(scaled(teacher, is_class) - log_z[1, :, None])) / temperature
+            of_student, of_teacher = tf.unstack(log_z)
+            student = tf.exp(scaled(logits, is_class) - of_student[:, None])
+            taught = tf.exp(scaled(teacher, is_class) - of_teacher[:, None])
+            return (student - taught) / temperature
 
         local_highest = self._lowering.compiled(maxima)(*operands)
         highest = self._collectives.allreduce(local_highest, self._axes, "Max")
