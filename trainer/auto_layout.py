@@ -35,6 +35,7 @@ def with_best_layout(
     vocab_size: int,
     image_shape: Sequence[int],
     user_dir: str | None = None,
+    teacher: str = "",
 ) -> HParams:
     """Returns the hparams with the fastest mesh and layout, and logs the choice.
 
@@ -49,7 +50,7 @@ def with_best_layout(
     context = get_context("spawn")
     with ProcessPoolExecutor(1, context, initializer=import_tensorflow) as pool:
         search = pool.submit(
-            _search, model, hparams, vocab_size, image_shape, devices, cluster, user_dir
+            _search, model, hparams, vocab_size, image_shape, devices, cluster, user_dir, teacher
         )
         try:
             chosen, message = search.result()
@@ -67,6 +68,7 @@ def _search(
     devices: int,
     cluster: ClusterFile,
     user_dir: str | None,
+    teacher: str,
 ) -> tuple[HParams, str]:
     """Does the work of `with_best_layout`; returns the hparams and the message to log."""
     if user_dir:
@@ -78,7 +80,7 @@ def _search(
     fixed = {name: hparams.get(name) for name in (*CHOSEN, *RESET) if name in hparams}
     if devices == 1 and "zero_stage" in fixed:
         fixed["zero_stage"] = 0
-    planned_request = request(model, planned, vocab_size, image_shape)
+    planned_request = request(model, planned, vocab_size, image_shape, teacher)
     best, *_ = Search(planned_request, cluster, devices, rows, fixed=fixed, top=_PLANNED).run()
     message = (
         f"chosen for {devices} device{'s' * (devices > 1)} of {cluster.name}: {best.flags}"

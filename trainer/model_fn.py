@@ -91,7 +91,7 @@ def model_fn_of(
     ) -> EstimatorSpec:
         model = model_class(hparams, vocab_sizes)
         if teacher is not None:
-            _set_teacher(model, *teacher)
+            set_teacher(model, *teacher)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(
                 mode, predictions=_predictions(model, mesh, features, decode_options)
@@ -147,7 +147,7 @@ def model_fn_of(
     return with_averages
 
 
-def _set_teacher(model: Model, teacher_class: type[Model], hparams: HParams) -> None:
+def set_teacher(model: Model, teacher_class: type[Model], hparams: HParams) -> None:
     """Gives a model a teacher, whose tables have the rows of the model's own vocabulary.
 
     Raises:

@@ -1,5 +1,7 @@
 """`t2tp.plan`: predicts the cost of training a registered model on a cluster."""
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -11,11 +13,15 @@ from t2tp.argument_types import checked
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
+from t2tp.models.model import Model
 from t2tp.planner import ClusterFile, Plan, Request
+from t2tp.planner.depth import depths
 from t2tp.problems.images import ImageProblem
 from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
+from t2tp.trainer.model_fn import set_teacher
+from t2tp.trainer.other_run import OtherRun
 
 # Height, width and channels of ImageNet's images.
 IMAGE_SHAPE = (224, 224, 3)
@@ -32,6 +38,7 @@ def plan(
     layout: str | None = None,
     stack: str = "",
     image_shape: Sequence[int] = IMAGE_SHAPE,
+    teacher: str = "",
 ) -> Plan:
     """Predicts time, memory and traffic of a training step; needs no devices.
 
@@ -44,22 +51,28 @@ def plan(
       layout: layout rules, by default the hparams' `layout`.
       stack: name of a software stack, by default the stack that the cluster file selects.
       image_shape: height, width and channels of images.
+      teacher: a run or a Hugging Face directory, from whose predictions the model learns.
 
     Raises:
       ClusterFileError: the cluster is unknown or its file invalid.
       LayoutError: the layout does not fit the model.
       ValueError, LookupError: the model, the set or an hparam is unknown or invalid.
+      UsageError: the teacher cannot be read.
     """
     if not isinstance(cluster, ClusterFile):
         cluster = ClusterFile.load(cluster, stack)
     hparams = registry.hparams(hparams) if isinstance(hparams, str) else hparams
     given = {"mesh_shape": mesh_shape, "layout": layout}
     hparams = hparams.with_values({name: v for name, v in given.items() if v is not None})
-    return request(model, hparams, vocab_size, image_shape).plan(cluster)
+    return request(model, hparams, vocab_size, image_shape, teacher).plan(cluster)
 
 
 def request(
-    model: str, hparams: HParams, vocab_size: int, image_shape: Sequence[int] = IMAGE_SHAPE
+    model: str,
+    hparams: HParams,
+    vocab_size: int,
+    image_shape: Sequence[int] = IMAGE_SHAPE,
+    teacher: str = "",
 ) -> Request:
     """Returns the request for a plan; see `plan`."""
     model_class = registry.model(model)
@@ -82,7 +95,14 @@ def request(
         names = model_class(hparams, sizes).takes
         return {name: Feature(shape, tf.int32) for name in names}
 
-    return Request(model, model_class, hparams, sizes, features)
+    teach = functools.partial(_teach, OtherRun.open("teacher", teacher)) if teacher else None
+    return Request(model, model_class, hparams, sizes, features, teach)
+
+
+def _teach(teacher: OtherRun, model: Model, share: float) -> None:
+    """Gives a model a teacher with a share of the teacher's layers."""
+    layers = {name: math.ceil(share * count) for name, count in depths(teacher.hparams).items()}
+    set_teacher(model, teacher.model_class, teacher.hparams.with_values(layers))
 
 
 def image_shape_of(problem: Problem) -> Sequence[int]:

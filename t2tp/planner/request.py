@@ -30,6 +30,7 @@ class Request:
     Attributes:
       hparams: hparams, with mesh shape and layout.
       features: function from hparams to the features of a global batch.
+      teach: gives a model a teacher with a share of the teacher's layers; None: no teacher.
       lowered_before: cache of lowered programs, shared between plans.
     """
 
@@ -38,6 +39,7 @@ class Request:
     hparams: HParams
     vocab_sizes: Mapping[str, int]
     features: Callable[[HParams], Mapping[str, Feature]]
+    teach: Callable[[Model, float], None] | None = None
     lowered_before: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def plan(self, cluster: ClusterFile) -> Plan:
@@ -130,6 +132,10 @@ class Request:
 
         def step(mesh: Mesh, fed: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
             model = self.model(hparams, self.vocab_sizes)
+            if self.teach is not None:
+                # The lowered pipeline has fewer stages than the real one.
+                real, lowered = (Layout.from_hparams(h).num_stages for h in (self.hparams, hparams))
+                self.teach(model, lowered / real)
 
             def loss_fn(part: Mapping[str, mtf.Tensor]):
                 return model.loss(mesh, part, training=True)

@@ -7,10 +7,13 @@ import pytest
 import tensorflow as tf
 
 from t2tp import checkpoint, problems
+from t2tp.planner import ClusterFile
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.hook import Hook
 from t2tp.trainer.layout_check import check_run_layout
+from t2tp.trainer.other_run import OtherRun
+from t2tp.trainer.planning import request
 from tests.huggingface.tiny_files import write_tiny_llama
 from tests.trainer.tiny_experiment import experiment
 
@@ -86,6 +89,29 @@ def test_a_pipeline_with_a_teacher_is_explained_and_checked(tmp_path, data_dir, 
     there, back = (int(size.replace(",", "")) for size in sizes[0])
     assert there > back
     assert check_run_layout(run.spec).check.agrees
+
+
+@pytest.mark.parametrize(
+    ("layout", "of_teacher"),
+    [
+        ("batch:data", "batch:data"),
+        ("d_ff:data;heads:data;vocab:data", "d_ff:data;heads:data;vocab:data"),
+        # The teacher has one layer, which is in one stage.
+        ("layers:data", "batch:data"),
+    ],
+)
+def test_a_plan_has_the_weights_of_both_models(teacher, layout, of_teacher):
+    hparams = OtherRun.open("teacher", str(teacher)).hparams
+    student = {"mesh_shape": "data:2", "num_hidden_layers": 4, "microbatches": 2}
+
+    def weights(changes, **settings):
+        wanted = request("transformer_lm", hparams.with_values(changes), 600, **settings)
+        return wanted.plan(ClusterFile.load("h100")).memory["weights"]
+
+    alone = weights(student | {"layout": layout})
+    own = weights({"mesh_shape": "data:2", "layout": of_teacher})
+    both = weights(student | {"layout": layout}, teacher=str(teacher))
+    assert both - alone == own - 4  # Both models have one number of the step.
 
 
 def test_rows_for_padding_are_left_out_of_the_comparison(tmp_path, data_dir, teacher):

@@ -39,7 +39,8 @@ _UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 
 # Flags that only t2tp_plan has, and flags that t2tp_trainer needs too, to build the same model.
 _OF_PLAN = ("cluster", "stack", "vocab_size")
-_SHARED = ("t2t_usr_dir", "problem", "problem_options", "data_dir", "model", "hparams_set")
+_DATA = ("t2t_usr_dir", "problem", "problem_options", "data_dir")
+_SHARED = (*_DATA, "model", "hparams_set", "teacher")
 
 
 def run(invocation: Invocation) -> None:
@@ -56,7 +57,8 @@ def run(invocation: Invocation) -> None:
             logging.warning("%s", warning)
         if flags.search:
             _set_batch(flags, hparams)
-        planned = request(flags.model, hparams, _vocab_size(flags), _image_shape(flags))
+        size, shape = _vocab_size(flags), _image_shape(flags)
+        planned = request(flags.model, hparams, size, shape, flags.teacher)
     with building(flags.model):
         if flags.search:
             _search(flags, planned, cluster, train_tokens)

@@ -67,6 +67,7 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         warning = check_fits(model, settings["hparams_set"], hparams)
         if warning:
             logging.warning("%s", warning)
+    config = RunConfig(**_given(flags, RunConfig) | {"random_seed": settings["random_seed"]})
     if is_auto(flags):
         if not flags.data_dir or problem is None:
             raise UsageError("--mesh_shape=auto needs --problem and --data_dir, for the vocabulary")
@@ -75,8 +76,9 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         from t2tp.trainer import auto_layout, planning
 
         shape, user_dir = planning.image_shape_of(problem), settings["t2t_usr_dir"]
-        hparams = auto_layout.with_best_layout(model, hparams, size, shape, user_dir)
-    config = RunConfig(**_given(flags, RunConfig) | {"random_seed": settings["random_seed"]})
+        hparams = auto_layout.with_best_layout(
+            model, hparams, size, shape, user_dir, config.teacher
+        )
     given = [name for name in flags if flags[name].present]
     saved_names = [name for name in given if name not in (*_NOT_SAVED, *_SHORT)]
     spec = RunSpec(
