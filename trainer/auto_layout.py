@@ -68,7 +68,7 @@ def _search(
     devices: int,
     cluster: ClusterFile,
     user_dir: str | None,
-    teacher: str,
+    teacher: str = "",
 ) -> tuple[HParams, str]:
     """Does the work of `with_best_layout`; returns the hparams and the message to log."""
     if user_dir:
