@@ -100,10 +100,11 @@ def preference_loss(
     losses = _LOSSES[kind](scores[0], scores[1], hparams) * is_pair
     number = mtf.reduce_sum(is_pair)
     terms = {"preference": LossTerm(mtf.reduce_sum(losses), number)}
-    chosen_nll = -mtf.reduce_sum(log_probs.chosen)
-    chosen_tokens = mtf.reduce_sum(tokens.chosen)
+    # Exact sums need the sums of a microbatch as they are: no operation may read them.
+    chosen_nll, chosen_tokens = -log_probs.chosen, mtf.reduce_sum(tokens.chosen)
     if hparams.preference_sft:
-        terms["sft"] = LossTerm(chosen_nll * hparams.preference_sft, chosen_tokens)
+        loss = mtf.reduce_sum(chosen_nll * hparams.preference_sft)
+        terms["sft"] = LossTerm(loss, chosen_tokens)
     rewards = sums if kind in WITH_REFERENCE else scores
     chosen, rejected = (beta * mtf.stop_gradient(each) for each in rewards)
     preferred = mtf.cast(mtf.greater(chosen, rejected), tf.float32) * is_pair
@@ -114,7 +115,7 @@ def preference_loss(
         "preferred": mtf.reduce_sum(preferred),
         "chosen_log_probs": mtf.reduce_sum(log_probs.chosen),
         "rejected_log_probs": mtf.reduce_sum(log_probs.rejected),
-        "nll": chosen_nll,
+        "nll": mtf.reduce_sum(chosen_nll),
         "tokens": chosen_tokens,
     }
     if kind in WITH_REFERENCE:

@@ -169,3 +169,10 @@ def test_a_teacher_is_a_decoder_with_the_vocabulary_of_the_data(tmp_path, data_d
     ):
         with pytest.raises(UsageError, match=message):
             trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("mesh", ["mesh_shape=data:2;model:2", "microbatches=2", STAGES])
+def test_exact_sums_have_the_same_bits_with_a_teacher(tmp_path, data_dir, teacher, mesh):
+    student = f"{STUDENT},d_kv=16,num_hidden_layers=2,exact_sums=8"
+    losses = trained(tmp_path / "run", data_dir, f"{student},{mesh}", teacher=str(teacher))
+    assert losses == trained(tmp_path / "one", data_dir, student, teacher=str(teacher))

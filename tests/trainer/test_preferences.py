@@ -240,6 +240,18 @@ def test_the_first_loss_is_ln_2_on_every_layout(base, data, tmp_path, mesh, arra
     assert run.losses[1] < math.log(2) - 1e-4
 
 
+EXACT = [{"mesh_shape": "data:2"}, MESHES["microbatches"], MESHES["stages"], MESHES["zero"]]
+
+
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+@pytest.mark.parametrize("mesh", EXACT, ids=["data", "microbatches", "stages", "zero"])
+def test_exact_sums_have_the_same_bits(base, data, tmp_path, mesh, loss):
+    sft = {"preference_sft": 0.5} if loss == "dpo" else {}
+    same = {"batch_size": 64, "exact_sums": 8, "preference_loss": loss, "steps": 2, **sft}
+    run = trained(base, data, tmp_path / "run", **same, **mesh)
+    assert run.losses == trained(base, data, tmp_path / "one", **same).losses
+
+
 @pytest.mark.parametrize("name", ["run", "hf"])
 def test_the_reference_may_be_another_run_or_a_hugging_face_directory(base, data, tmp_path, name):
     other = str(base.with_name(name))
