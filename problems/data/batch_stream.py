@@ -25,6 +25,8 @@ from t2tp.problems.data.permutation import permute
 
 # A batch may have empty rows. Their example index is `EMPTY`, and all their features are 0.
 EMPTY = -1
+# Positions that are shuffled together: a few positions take as long as a thousand.
+_BLOCK = 1024
 
 
 class FeatureSpec(NamedTuple):
@@ -157,12 +159,9 @@ def shuffled(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
     return examples
 
 
-# A permutation of few positions takes as long as one of many.
-_BLOCK = 1024
-
-
 @functools.lru_cache(64)
 def _shuffled_block(block: int, size: int, *key: int | str) -> np.ndarray:
+    """Returns the examples at the positions of a block of an epoch: int64 [<= _BLOCK]."""
     first = block * _BLOCK
     return permute(np.arange(first, min(first + _BLOCK, size)), size, *key)
 

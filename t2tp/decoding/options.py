@@ -16,7 +16,8 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _LIMITS = {
     **dict.fromkeys(("alpha", "temperature", "top_k", "extra_length", "min_length"), Limits(min=0)),
     **dict.fromkeys(("beam_size", "batch_size"), Limits(min=1)),
-    **{"num_samples": Limits(min=-1), "top_p": Limits(above=0, max=1)},
+    "num_samples": Limits(min=-1),
+    "top_p": Limits(above=0, max=1),
     "min_p": Limits(min=0, max=1),
 }
 

@@ -207,8 +207,8 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
     for each in variables:
         if shapes.get(each.name) != each.shape:
             raise ConversionError(
-                f"{each.name} has the shape {each.shape} by the run's hparams, and in the"
-                f" checkpoint {saved.path} {shapes.get(each.name, 'it is missing')}: convert it"
+                f"{each.name} has the shape {each.shape} by the run's hparams, and"
+                f" {shapes.get(each.name, 'is missing')} in the checkpoint {saved.path}: convert it"
                 " with the hparams that it was trained with"
             )
     known = {each.name for each in variables}
