@@ -65,7 +65,8 @@ class ChooseOperation(Operation):
         if options.method != SAMPLE:
             result = _best(part, allowed, allowed)
         else:
-            sampler = _Sampler(lowering.slice(keys), lowering.slice(positions), options)
+            xla = lowering.mesh_impl(logits).target.uses_xla
+            sampler = _Sampler(lowering.slice(keys), lowering.slice(positions), options, xla)
             result = (
                 sampler.from_top_k(part, allowed)
                 if options.top_k
@@ -78,7 +79,10 @@ class ChooseOperation(Operation):
 class _Sampler:
     """A sampler of one token per row."""
 
-    def __init__(self, keys: tf.Tensor, positions: tf.Tensor, options: DecodeOptions) -> None:
+    def __init__(
+        self, keys: tf.Tensor, positions: tf.Tensor, options: DecodeOptions, xla: bool
+    ) -> None:
+        self._xla = xla
         self._keys = random.fold_in(tf.bitcast(keys, tf.uint64), positions)
         self._temperature = options.sampling_temperature
         self._top_k = options.top_k
@@ -112,7 +116,8 @@ class _Sampler:
 
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns a Gumbel variable for each token: float32 [rows, tokens]."""
-        bits = random.bits(self._keys[:, None], tf.cast(ids, tf.uint64))
+        ids = tf.cast(ids, tf.uint64)
+        bits = random.draw(random.unchanged, self._keys[:, None], ids, xla=self._xla)
         # A Gumbel variable is minus the logarithm of an exponential variable. A sampled token
         # mostly has a large Gumbel variable, so its exponential variable is near 0, where float32
         # is most precise.

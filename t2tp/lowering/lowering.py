@@ -19,7 +19,7 @@ from t2tp.lowering.linear_operations import can_defer_past, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
 from t2tp.lowering.operation import hooks
-from t2tp.lowering.random import is_below
+from t2tp.lowering.random import is_below, unchanged
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
 from t2tp.lowering.signature import applies_function
 from t2tp.lowering.staged_sums import sum_in_stages
@@ -273,15 +273,22 @@ class GraphLowering(upstream.Lowering):
         return self._shared(key, make)
 
     def random_bits(
-        self, name: str, shape: upstream.Shape, order: Order = CONSECUTIVE
+        self,
+        name: str,
+        shape: upstream.Shape,
+        order: Order = CONSECUTIVE,
+        convert: Callable[..., tf.Tensor] = unchanged,
+        *options: object,
     ) -> tf.Tensor:
         """Returns 32 random bits (uint32) for each element of this processor's slice.
 
         The bits depend on the program's seed, the operation's name, the step, the iteration inside
-        a loop, and the element's index in the global tensor of the full batch.
+        a loop, and the element's index in the global tensor of the full batch. `convert` and
+        `options` as in `random.draw`.
         """
+        iterations, dependency = self._loop_iterations, self._rng_dependency
         return self._mesh_impl.random_bits(
-            name, shape, self._loop_iterations, self._rng_dependency, self._microbatch, order
+            name, shape, iterations, dependency, self._microbatch, order, convert, options
         )
 
     def random_mask(
@@ -293,7 +300,7 @@ class GraphLowering(upstream.Lowering):
         """
         return self.shared_random(
             ("mask", name, *shape.dims, probability, order),
-            lambda: is_below(self.random_bits(name, shape, order), probability),
+            lambda: self.random_bits(name, shape, order, is_below, probability),
         )
 
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:

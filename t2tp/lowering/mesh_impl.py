@@ -71,6 +71,7 @@ class Backend(NamedTuple):
 
     Attributes:
       on_cpu: whether the processors are CPUs.
+      uses_xla: whether XLA compiles anything.
       compiles_regions: whether XLA compiles the regions that operations mark.
       compiles_step: whether XLA compiles the whole step.
       max_segments: the largest number of segments in a row of the features; 0: unknown.
@@ -79,6 +80,7 @@ class Backend(NamedTuple):
     on_cpu: bool
     compiles_regions: bool
     compiles_step: bool
+    uses_xla: bool = True
     max_segments: int = 0
 
     @property
@@ -340,6 +342,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         rng_dependency: tf.Tensor | None = None,
         microbatch: Microbatch | None = None,
         head_tail: Set[int] = frozenset(),
+        convert: Callable[..., tf.Tensor] = random.unchanged,
+        options: tuple = (),
     ) -> tf.Tensor:
         """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
 
@@ -352,15 +356,19 @@ class SpmdMeshImpl(upstream.MeshImpl):
           microbatch: the microbatch of the tensor, if any. A row has the same bits as in the full
             batch.
           head_tail: the axes along which the slice is in head-tail order.
+          convert: applied to the bits and `options`, as in `random.draw`.
+          options: see `convert`.
         """
         key = self._key(name)
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)
         counter = self._counter(self._offsets(shape, microbatch, head_tail), rng_dependency)
-        return random.bits(key, counter)
+        return random.draw(convert, key, *counter, options=options, xla=self.target.uses_xla)
 
-    def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
-        """Returns each element's counter for the random generator, from results of `_offsets`."""
+    def _counter(
+        self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None
+    ) -> list[tf.Tensor]:
+        """Returns addends of each element's counter, from results of `_offsets`."""
         outer, inner = offsets[:1], offsets[1:]
 
         def first() -> tf.Tensor:
@@ -373,10 +381,11 @@ class SpmdMeshImpl(upstream.MeshImpl):
         # With a dependency the value is not memoized: it must be computed after the dependency.
         part = first() if rng_dependency is not None else self._once(("first", *keys[:1]), first)
         if not inner:
-            return part
-        return part + self._once(
-            ("sum of offsets", *keys[1:]), lambda: random.sum_of_offsets(inner)
-        )
+            return [part]
+        return [
+            part,
+            self._once(("sum of offsets", *keys[1:]), lambda: random.sum_of_offsets(inner)),
+        ]
 
     def _key(self, name: str) -> int | tf.Tensor:
         """Returns the key of an operation's random bits; each stage uses its own layer's name."""

@@ -10,7 +10,7 @@ results on CPUs, on GPUs and with XLA.
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,9 @@ import tensorflow as tf
 _STEP_SHIFT = 40
 # Up to this many elements, NumPy is faster than a device.
 _SMALL = 1 << 14
+# From this many elements on, one draw costs as much as an eighth of its compilation (0.1 s of a
+# core per device), and a training repeats it.
+_WORTH_COMPILING = 1 << 18
 
 
 def make_key(*parts: object) -> int:
@@ -27,15 +30,15 @@ def make_key(*parts: object) -> int:
     return int.from_bytes(digest, "little") | 1
 
 
-def slice_index(
+def slice_offsets(
     shape: Sequence[int], begin: Sequence[int | tf.Tensor], size: Sequence[int]
-) -> tf.Tensor:
-    """Returns, for each element of a slice, its row-major index in the global tensor: uint64.
+) -> list[tf.Tensor]:
+    """Returns the addends of each slice element's row-major index in the global tensor: uint64.
 
     `begin` is the index at which the slice begins: integers or int32 scalars.
     """
     along = [tf.range(n, dtype=tf.int32) + first for n, first in zip(size, begin, strict=True)]
-    return sum_of_offsets([offsets(shape, axis, index) for axis, index in enumerate(along)])
+    return [offsets(shape, axis, index) for axis, index in enumerate(along)]
 
 
 def offsets(shape: Sequence[int], axis: int, along: tf.Tensor) -> tf.Tensor:
@@ -74,7 +77,7 @@ def slice_bits(
     compute `bits`, and NumPy microseconds.
     """
     if math.prod(size) > _SMALL:
-        return bits(key, slice_index(shape, begin, size))
+        return draw(unchanged, key, *slice_offsets(shape, begin, size))
     index = np.zeros([1] * len(shape), np.uint64)
     for axis, (first, count) in enumerate(zip(begin, size, strict=True)):
         stride = math.prod(shape[axis + 1 :])
@@ -108,15 +111,53 @@ def first_counter(step: tf.Tensor | int) -> tf.Tensor:
     return tf.bitwise.left_shift(tf.cast(step, tf.uint64), tf.constant(_STEP_SHIFT, tf.uint64))
 
 
-def bits(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """Returns 32 random bits (uint32) for each element of a counter tensor (uint64).
+def bits(key: int | tf.Tensor, *addends: tf.Tensor) -> tf.Tensor:
+    """Returns 32 random bits (uint32) for each element of a counter, a sum of uint64 tensors.
 
     The counter of an element in step 0 is its index; see `first_counter`.
     """
-    k = tf.convert_to_tensor(key, tf.uint64)
+    k, counter = tf.convert_to_tensor(key, tf.uint64), functools.reduce(tf.add, addends)
     result = _squares_graph()(k, counter)
     result.set_shape(tf.broadcast_static_shape(k.shape, counter.shape))
     return result
+
+
+def unchanged(random_bits: tf.Tensor) -> tf.Tensor:
+    """Returns the bits."""
+    return random_bits
+
+
+def draw(
+    convert: Callable[..., tf.Tensor],
+    key: int | tf.Tensor,
+    *addends: tf.Tensor,
+    options: tuple = (),
+    xla: bool = True,
+) -> tf.Tensor:
+    """Returns `convert(bits(key, *addends), *options)`; if `xla`, XLA compiles large draws.
+
+    TensorFlow's kernels for CPUs take 60 ns for an element, because they run on one thread and
+    store each intermediate result. XLA's one loop takes 2 ns. Both give the same bits, so `convert`
+    must not round. Draws of one `convert`, `options` and shape share a compiled function.
+    """
+    operands = [tf.convert_to_tensor(x, tf.uint64) for x in (key, *addends)]
+    shape = functools.reduce(tf.broadcast_static_shape, [x.shape for x in operands])
+    if not xla or (shape.num_elements() or 0) < _WORTH_COMPILING:
+        return convert(bits(*operands), *options)
+    specs = [tf.TensorSpec(x.shape, tf.uint64) for x in operands]
+    return _compiled(convert, options, *specs)(*operands)
+
+
+@functools.cache
+def _compiled(
+    convert: Callable[..., tf.Tensor], options: tuple, *specs: tf.TensorSpec
+) -> tf.types.experimental.ConcreteFunction:
+    """Returns a compiled function of the key and the addends of the counter."""
+
+    def drawn(key: tf.Tensor, *addends: tf.Tensor) -> tf.Tensor:
+        return convert(bits(key, *addends), *options)
+
+    return tf.function(drawn, jit_compile=True, autograph=False).get_concrete_function(*specs)
 
 
 @functools.cache

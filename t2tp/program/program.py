@@ -203,6 +203,7 @@ class Program:
             on_cpu=self.cluster.on_cpu,
             compiles_regions=xla is None and not compiles_step and not self.layout.exact_sums,
             compiles_step=compiles_step,
+            uses_xla=xla is not False,
         )
         self.segment_features = (
             [] if self.cluster.on_cpu else segment_features(built.graph.operations)

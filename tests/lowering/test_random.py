@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -5,6 +7,7 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.lowering import random
+from t2tp.ops.attention.weight_dropout import kept_of_pairs
 from t2tp.program.initializers import initial_slice
 
 
@@ -42,8 +45,29 @@ def test_known_values():
 )
 def test_the_bits_of_a_slice_are_those_of_its_elements_in_the_whole(shape, begin, size):
     key = random.make_key("a slice")
-    wanted = random.bits(key, random.slice_index(shape, begin, size)).numpy()
+    wanted = random.bits(
+        key, tf.zeros([], tf.uint64), *random.slice_offsets(shape, begin, size)
+    ).numpy()
     np.testing.assert_array_equal(random.slice_bits(key, shape, begin, size), wanted, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("convert", "options"),
+    [(random.unchanged, ()), (random.is_below, (1 / 3,)), (kept_of_pairs, (60_000,))],
+)
+def test_xla_and_the_kernels_draw_the_same(convert, options):
+    rows = tf.cast(tf.range(1 << 40, (1 << 40) + (64 << 20), 1 << 20)[:, None], tf.uint64)
+    places = tf.cast(tf.range(4096), tf.uint64)
+    draws = {}
+    for xla in (True, False):
+        drawn = functools.partial(random.draw, convert, 5, options=options, xla=xla)
+        traced = tf.function(drawn, autograph=False).get_concrete_function(rows, places)
+        compiled = [
+            op for op in traced.graph.get_operations() if "_XlaMustCompile" in op.node_def.attr
+        ]
+        assert any(op.get_attr("_XlaMustCompile") for op in compiled) == xla
+        draws[xla] = traced(rows, places).numpy()
+    np.testing.assert_array_equal(draws[True], draws[False], strict=True)
 
 
 def test_neighbours_steps_and_seeds_are_uncorrelated():

@@ -579,6 +579,7 @@ def _dropout(
         )
         key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
         index = lowering.shared(("pairs", *identity), make_index)
-        return AttentionDropout(key, index, options.dropout_rate)
+        xla = lowering.mesh_impl(q).target.uses_xla
+        return AttentionDropout(key, index, options.dropout_rate, xla=xla)
 
     return lowering.shared_random(("attention dropout", rng_name, *identity), make_dropout)

@@ -47,11 +47,13 @@ class PairIndex:
 class AttentionDropout:
     """The dropout mask of a processor's slice: a function of each weight's global index."""
 
-    def __init__(self, key: tf.Tensor, index: PairIndex, rate: float) -> None:
+    def __init__(self, key: tf.Tensor, index: PairIndex, rate: float, *, xla: bool) -> None:
         """Prepares the mask; `key` is a uint64 scalar, the key of the random generator.
 
-        `rate` is the fraction to drop, in (0, 1). It is rounded to a multiple of 2**-16.
+        `rate` is the fraction to drop, in (0, 1). It is rounded to a multiple of 2**-16. `xla` is
+        whether XLA may compile the drawing of a large mask.
         """
+        self._xla = xla
         self._key = key
         self._index = index
         self._kept_levels = min(max(round((1.0 - rate) * _LEVELS), 1), _LEVELS - 1)
@@ -83,11 +85,17 @@ class AttentionDropout:
         self, rows: tf.Tensor, pairs: tf.Tensor, memories: int, begin: int | tf.Tensor
     ) -> tf.Tensor:
         """Returns which weights are kept: 32 random bits decide about a pair of weights."""
-        index = rows + pairs
-        halves = tf.bitcast(random.bits(self._key, index), tf.int16)
-        sixteen_bits = tf.reshape(halves, [*index.shape[:3], 2 * index.shape[3]])
-        if sixteen_bits.shape[3] > memories:
+        options = (self._kept_levels,)
+        is_kept = random.draw(kept_of_pairs, self._key, rows, pairs, options=options, xla=self._xla)
+        if is_kept.shape[3] > memories:
             start = begin % 2 if self._index.may_begin_odd else 0
-            sixteen_bits = tf.slice(sixteen_bits, [0, 0, 0, start], [*index.shape[:3], memories])
-        # The bits are compared as int16, from -2**15 to 2**15 - 1, because GPUs can compare int16.
-        return sixteen_bits < tf.constant(self._kept_levels - _LEVELS // 2, tf.int16)
+            is_kept = tf.slice(is_kept, [0, 0, 0, start], [*is_kept.shape[:3], memories])
+        return is_kept
+
+
+def kept_of_pairs(random_bits: tf.Tensor, kept_levels: int) -> tf.Tensor:
+    """Returns which weights are kept: [..., 2 x pairs], a boolean from each half of 32 bits."""
+    shape = random_bits.shape
+    sixteen_bits = tf.reshape(tf.bitcast(random_bits, tf.int16), [*shape[:-1], 2 * shape[-1]])
+    # The bits are compared as int16, from -2**15 to 2**15 - 1, because GPUs can compare int16.
+    return sixteen_bits < tf.constant(kept_levels - _LEVELS // 2, tf.int16)
