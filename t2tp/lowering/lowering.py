@@ -286,9 +286,15 @@ class GraphLowering(upstream.Lowering):
         a loop, and the element's index in the global tensor of the full batch. `convert` and
         `options` as in `random.draw`.
         """
-        iterations, dependency = self._loop_iterations, self._rng_dependency
         return self._mesh_impl.random_bits(
-            name, shape, iterations, dependency, self._microbatch, order, convert, options
+            name,
+            shape,
+            self._loop_iterations,
+            self._rng_dependency,
+            self._microbatch,
+            order,
+            convert=convert,
+            options=options,
         )
 
     def random_mask(

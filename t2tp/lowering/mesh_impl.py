@@ -338,12 +338,13 @@ class SpmdMeshImpl(upstream.MeshImpl):
         self,
         name: str,
         shape: upstream.Shape,
-        loop_iterations: Sequence[tf.Tensor] = (),
-        rng_dependency: tf.Tensor | None = None,
-        microbatch: Microbatch | None = None,
-        head_tail: Set[int] = frozenset(),
-        convert: Callable[..., tf.Tensor] = random.unchanged,
-        options: tuple = (),
+        loop_iterations: Sequence[tf.Tensor],
+        rng_dependency: tf.Tensor | None,
+        microbatch: Microbatch | None,
+        head_tail: Set[int],
+        *,
+        convert: Callable[..., tf.Tensor],
+        options: tuple,
     ) -> tf.Tensor:
         """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
 

@@ -19,8 +19,7 @@ import tensorflow as tf
 _STEP_SHIFT = 40
 # Up to this many elements, NumPy is faster than a device.
 _SMALL = 1 << 14
-# From this many elements on, one draw costs as much as an eighth of its compilation (0.1 s of a
-# core per device), and a training repeats it.
+# Compilation takes 0.1 s of a core per device. Eight draws of this many elements save this time.
 _WORTH_COMPILING = 1 << 18
 
 

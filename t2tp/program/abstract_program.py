@@ -1,6 +1,6 @@
 """Device-free programs, for shape and cost analysis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -26,10 +26,15 @@ class _AbstractMeshImpl(SpmdMeshImpl):
     computes = False
 
     def random_bits(
-        self, name: str, shape: upstream.Shape, *args: object, **kwargs: object
+        self,
+        name: str,
+        shape: upstream.Shape,
+        *args: object,
+        convert: Callable[..., tf.Tensor],
+        options: tuple,
     ) -> tf.Tensor:
         """Returns a placeholder with the slice's shape; arguments as for `SpmdMeshImpl`."""
-        return tf1.placeholder(tf.uint32, self.slice_shape(shape))
+        return convert(tf1.placeholder(tf.uint32, self.slice_shape(shape)), *options)
 
 
 class AbstractProgram(Program):
