@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,7 @@ from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaMismatchError, name_wrong_device
 from t2tp.trainer.inference.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.inputs.inputs import Batch, BatchStream, InputFn, Inputs, features_of_batch
-from t2tp.trainer.inputs.prefetch import prefetched
-from t2tp.trainer.loops import in_loops, sum_metrics, train_loop
+from t2tp.trainer.loops import in_loops, prefetched, sum_metrics, train_loop
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
 from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.processes.interrupt import InterruptHandler, TrainingInterrupted
@@ -53,6 +52,9 @@ from t2tp.trainer.run_dir.run_saver import LockHook, RunSaver
 # The launch of a step on a GPU costs the host up to 10 ms. Eight steps in a launch make this cost
 # small, and few batches wait in the GPU's memory. Other numbers have not been measured on a GPU.
 _LOOP_ON_GPU = 8
+
+# Places a batch on the devices; returns it with its program.
+_Place = Callable[[Batch], tuple[Program, PlacedFeatures]]
 
 
 class Estimator:
@@ -239,25 +241,15 @@ class Estimator:
             if self.connect().is_main_process:
                 self._checkpoints.inherit_files()
             self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
-            with self._checkpoints.saver_of(
-                program.variables,
-                inputs.batch_sizes,
-                lambda step: self.log.write("checkpoint", step),
-            ) as saver:
-                try:
-                    signal_number = self._train_with(saver, program, inputs, place, training, hooks)
-                except NonfiniteStepError as bad:
-                    raise self._diagnose(bad, saver, inputs, place) from None
-                except ReplicaMismatchError as differ:
-                    saver.wait()
-                    error = name_wrong_device(
-                        differ, program.variables, lambda step: self._replay_to(step, inputs)
-                    )
-                    self.log.write("replicas_differ", differ.step, {"what": str(error)})
-                    raise error from None
-                except (OSError, UsageError):
-                    self.lock().check_held()  # Without its directory, a run fails in many ways.
-                    raise
+            with (
+                self._checkpoints.saver_of(
+                    program.variables,
+                    inputs.batch_sizes,
+                    lambda step: self.log.write("checkpoint", step),
+                ) as saver,
+                self._explained(saver, inputs, place),
+            ):
+                signal_number = self._train_with(saver, program, inputs, place, training, hooks)
         if signal_number:
             self.log.write("interrupted", self.steps_done, {"signal": signal_number})
             raise TrainingInterrupted(
@@ -461,9 +453,7 @@ class Estimator:
         self.connect()
         return inputs() if callable(inputs) else inputs
 
-    def _placer(
-        self, mode: ModeKeys, inputs: Inputs
-    ) -> Callable[[Batch], tuple[Program, PlacedFeatures]]:
+    def _placer(self, mode: ModeKeys, inputs: Inputs) -> _Place:
         """Returns a function that places a batch and returns it with its program."""
         program_of = inputs.by_shapes(lambda features: self.build(mode, features))
 
@@ -479,7 +469,7 @@ class Estimator:
         saver: RunSaver,
         program: Program,
         inputs: Inputs,
-        place: Callable[[Batch], tuple[Program, PlacedFeatures]],
+        place: _Place,
         training: Training,
         hooks: Sequence[Hook],
     ) -> int:
@@ -521,12 +511,26 @@ class Estimator:
                 self._heartbeat.beat(training.steps_done, "ended", at_once=True)
             return interrupt.result()
 
+    @contextlib.contextmanager
+    def _explained(self, saver: RunSaver, inputs: Inputs, place: _Place) -> Iterator[None]:
+        """Finds the causes of errors in a training."""
+        try:
+            yield
+        except NonfiniteStepError as bad:
+            raise self._diagnose(bad, saver, inputs, place) from None
+        except ReplicaMismatchError as differ:
+            saver.wait()
+            error = name_wrong_device(
+                differ, saver.variables, lambda step: self._replay_to(step, inputs)
+            )
+            self.log.write("replicas_differ", differ.step, {"what": str(error)})
+            raise error from None
+        except (OSError, UsageError):
+            self.lock().check_held()  # Without its directory, a run fails in many ways.
+            raise
+
     def _diagnose(
-        self,
-        bad: NonfiniteStepError,
-        saver: RunSaver,
-        inputs: Inputs,
-        place: Callable[[Batch], tuple[Program, PlacedFeatures]],
+        self, bad: NonfiniteStepError, saver: RunSaver, inputs: Inputs, place: _Place
     ) -> TrainingDivergedError:
         """Saves the last finite step and finds the cause of the non-finite step.
 

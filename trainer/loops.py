@@ -5,9 +5,13 @@ their numbers: a launch ends at each multiple of `iterations_per_loop`, and wher
 variables. So a resumed training has the same launches as an undisturbed one.
 """
 
+import contextlib
+import itertools
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from absl import logging
 
@@ -16,6 +20,8 @@ from t2tp.program.outputs import Outputs
 from t2tp.program.program import PlacedFeatures, Program
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.processes.interrupt import InterruptHandler
+
+T = TypeVar("T")
 
 
 def train_loop(
@@ -126,3 +132,36 @@ def sum_metrics(
         for name, number in counts.items():
             total[name] += number
     return dict(total)
+
+
+@contextlib.contextmanager
+def prefetched(make: Callable[[int], T], steps: range, ahead: int = 3) -> Iterator[Iterator[T]]:
+    """Yields an iterator over `make(step)`; a background thread computes the values in order.
+
+    ```python
+    with prefetched(lambda step: program.place(stream[step]), range(100)) as placed:
+        for step, features in enumerate(placed):
+            program(features, step)
+    ```
+
+    If `make` raises an exception, the iterator raises it at the same step.
+
+    Args:
+      make: step -> its inputs; called in one background thread.
+      steps: the steps, in order.
+      ahead: max number of inputs to compute before they are needed (each occupies device memory).
+    """
+    pool = ThreadPoolExecutor(1, "prefetch")
+    rest = iter(steps)
+    pending = deque(pool.submit(make, step) for step in itertools.islice(rest, ahead))
+
+    def results() -> Iterator[T]:
+        while pending:
+            item = pending.popleft().result()
+            pending.extend(pool.submit(make, step) for step in itertools.islice(rest, 1))
+            yield item
+
+    try:
+        yield results()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,8 +1,8 @@
 """Collects the data of a layout report from the analysis of a lowered program."""
 
 import dataclasses
-import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.argument_types import checked
@@ -14,11 +14,12 @@ from t2tp.layout_report.report import (
     SlicedTensor,
     VariableLine,
 )
-from t2tp.layout_report.sections import report
+from t2tp.layout_report.sections import sections
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.program.program import Program
+from t2tp.report.parts import Report
 from t2tp.step.attribution import Attribution
 from t2tp.step.kernels import Kernels, own_kernels
 from t2tp.step.lifetimes import Liveness
@@ -30,26 +31,11 @@ from t2tp.step.variables import owner_of
 from t2tp.step.work import UPDATE
 
 
-class LayoutReport:
+@dataclass(frozen=True)
+class LayoutReport(Report):
     """The layout of a program: `print` it, or `save` it as an HTML page with diagrams."""
 
-    def __init__(self, data: ReportData) -> None:
-        self.data = data
-
-    def __str__(self) -> str:
-        return str(report(self.data))
-
-    def html(self) -> str:
-        """Returns the report as a self-contained HTML page."""
-        return report(self.data).html()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the HTML page atomically.
-
-        Raises:
-          OSError: the file cannot be written.
-        """
-        report(self.data).save(path)
+    data: ReportData
 
 
 @checked
@@ -96,7 +82,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
         max(peaks, key=lambda memory: sum(memory.values())),
         None if loop is None else PipelineLine.of_loop(loop, layout),
     )
-    return LayoutReport(data)
+    return LayoutReport(str(layout), sections(data), data)
 
 
 def _collectives(

@@ -18,7 +18,7 @@ from t2tp.mesh.collective_log import summarize
 from t2tp.mesh.layer_names import LayerGroup, group_layers, without_layer_indices
 from t2tp.mesh.layout import Layout
 from t2tp.pipeline.schedule import Schedule
-from t2tp.report.parts import WARNING, Card, Cards, Facts, Note, Part, Report, Rows, Section, Table
+from t2tp.report.parts import WARNING, Card, Cards, Facts, Note, Part, Rows, Section, Table
 from t2tp.report.units import size
 from t2tp.step.attribution import CollectiveUse
 from t2tp.step.memory import PURPOSES
@@ -32,14 +32,14 @@ _LETTERS = "F: forward pass, B: backward pass, W: gradients of weights, by micro
 _Line = TypeVar("_Line", bound=VariableLine | Activation)
 
 
-def report(data: ReportData) -> Report:
-    """Returns the report."""
-    sections = [Section("mesh", "The mesh", [*_mesh(data)])]
+def sections(data: ReportData) -> list[Section]:
+    """Returns the sections of the report."""
+    found = [Section("mesh", "The mesh", [*_mesh(data)])]
     if data.pipeline is not None:
         rows = Rows([*_chart(data.pipeline.schedule)])
         parts: list[Part] = [Facts([*data.pipeline.facts()]), rows, Note(_LETTERS)]
-        sections.append(Section("pipeline", "The pipeline", parts))
-    sections.append(Section("memory", "Memory of a device at the peak", [*_memory(data)]))
+        found.append(Section("pipeline", "The pipeline", parts))
+    found.append(Section("memory", "Memory of a device at the peak", [*_memory(data)]))
     computed = _activations(data)
     cards = {
         ("variables", "Variables (dimension=size/axis: split over that mesh axis)"): _variables(
@@ -51,9 +51,9 @@ def report(data: ReportData) -> Report:
             f"Largest activations ({min(LARGEST, len(computed))} of {len(computed)} kinds)",
         ): computed[:LARGEST],
     }
-    sections += [Section(*names, [Cards(shown)]) for names, shown in cards.items() if shown]
-    sections.append(Section("collectives", "Collectives of a step", [*_collectives(data)]))
-    return Report(str(data.layout), sections)
+    found += [Section(*names, [Cards(shown)]) for names, shown in cards.items() if shown]
+    found.append(Section("collectives", "Collectives of a step", [*_collectives(data)]))
+    return found
 
 
 def _chart(schedule: Schedule) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from t2tp.planner import ClusterFile, ClusterFileError, Plan
 from t2tp.planner.cluster_file import AttentionKernel, Device, Link, SoftwareStack
-from t2tp.trainer.calibration.toml_text import toml_text
+from t2tp.toml import toml_text
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from t2tp.atomic_file import write_text
+from t2tp.toml import toml_text
 from t2tp.trainer.calibration.measure import Measured, steps
-from t2tp.trainer.calibration.toml_text import toml_text
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import FailedError, UsageError
 

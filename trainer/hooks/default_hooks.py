@@ -15,12 +15,11 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Program
 from t2tp.program.replicas import ReplicaMismatch
 from t2tp.trainer.hooks.heartbeat import Heartbeat
-from t2tp.trainer.hooks.histograms import HistogramHook
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.hooks.mfu import Utilization, peak_of
 from t2tp.trainer.hooks.nonfinite import NonfiniteHook
-from t2tp.trainer.hooks.profile import ProfileHook
+from t2tp.trainer.hooks.on_request import HistogramHook, ProfileHook
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaHook
 from t2tp.trainer.hooks.reports import ReportHook

@@ -4,5 +4,5 @@
 of any step by its number. With such a stream a resumed run continues at once, with the same data.
 `problem_inputs` makes inputs from a problem. `datasets` makes inputs from a `tf.data.Dataset`,
 which reaches a step only by skipping the earlier batches. `batch_size` converts the hparam
-`batch_size` to sequences, and `prefetch` prepares the next batches in the background.
+`batch_size` to sequences.
 """

@@ -258,19 +258,10 @@ class AttentionGradOperation(GradientOperation):
             d = reshaped(d, mesh_impl.slice_shape(output.shape))
             lowering.set_sum_over_axes(output, d, axes)
             lowering.orders.set(output, part.memory_order)
-        summed = [dim for dim in q.shape.dims[:-1] if dim != q.shape.dims[-3]]
         trained = list(self.outputs[3:])
-        bias, sinks = part.terms[0].bias, part.terms[0].sinks
-        if bias is not None:
-            table = trained.pop(0)
-            d_bias = _added([grads.bias for grads in computed])
-            d_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
-            num_parts, count = lowering.parts_of(summed[0])
-            if num_parts > 1:
-                parts, axes = tf.split(d_table, count), mesh_impl.axes_of(summed[:1])
-                lowering.set_parts(table, parts, axes, (summed[0].name, num_parts))
-            else:
-                lowering.set_partial_sum(table, d_table, summed)
+        if part.terms[0].bias is not None:
+            self._set_table(lowering, trained.pop(0), part.terms[0].bias, computed)
+        sinks = part.terms[0].sinks
         if sinks is not None:
             # The gradient w.r.t. a logit is `weight * (dy * value - mean_weight_gradient)`. The
             # value of a sink is 0.
@@ -280,7 +271,26 @@ class AttentionGradOperation(GradientOperation):
                 weights = 1.0 - tf.reduce_sum(tf.cast(saved, tf.float32), -1)
                 mean = blockwise.mean_weight_gradient(y, dy)
             d_sinks = tf.cast(-tf.reduce_sum(weights * mean, [0, 2]), trained[0].dtype)
-            lowering.set_partial_sum(trained[0], d_sinks, summed)
+            lowering.set_partial_sum(trained[0], d_sinks, self._summed)
+
+    @property
+    def _summed(self) -> list[upstream.Dimension]:
+        """The dimensions of the queries over which the gradient of a head's weight is a sum."""
+        *rows, _, length, _ = self.inputs[0].shape.dims
+        return [*rows, length]
+
+    def _set_table(
+        self, lowering: Lowering, table: upstream.Tensor, bias: Bias, computed: Sequence[Gradients]
+    ) -> None:
+        """Sets the gradient of the bias table, in parts with `exact_sums`."""
+        d_bias = _added([grads.bias for grads in computed])
+        d_table, rows = tf.cast(bias.table_gradient(d_bias), table.dtype), self._summed[:1]
+        num_parts, count = lowering.parts_of(rows[0])
+        if num_parts > 1:
+            parts, axes = tf.split(d_table, count), lowering.mesh_impl(self).axes_of(rows)
+            lowering.set_parts(table, parts, axes, (rows[0].name, num_parts))
+        else:
+            lowering.set_partial_sum(table, d_table, self._summed)
 
     def _computed(
         self, part: _AttentionSlice, by_query: Sequence[Sequence[tf.Tensor]]
@@ -319,23 +329,26 @@ class _AttentionSlice:
     def __init__(
         self, lowering: Lowering, inputs: Sequence[upstream.Tensor], options: Options, rng_name: str
     ) -> None:
-        q, k, v = inputs[:3]
+        q, k = inputs[:2]
         heads, length, d_kv = q.shape.dims[-3:]
         kv_heads, memory, _ = k.shape.dims[-3:]
-        mesh_impl = lowering.mesh_impl(q)
-        length_axis, memory_axis = (
+        self._lowering, self._options = lowering, options
+        self._mesh_impl = mesh_impl = lowering.mesh_impl(q)
+        self._q, *self._k_and_v = inputs[:3]
+        self._extras = dict(zip(options.extras, inputs[3:], strict=False))
+        # `memory_segments` is not an input if it equals `segments`.
+        self._of_memory = self._extras.get("memory_segments", self._extras.get("segments"))
+        self._length_axis, self._memory_axis = (
             mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in (length, memory)
         )
-        self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
-        self._memory = GatheredDimension(mesh_impl, memory_axis)
+        self._memory = GatheredDimension(mesh_impl, self._memory_axis)
         # The queries that attend to a key are split over these mesh axes, so the gradient of the
         # key is a sum over these axes.
-        self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
+        self._summed = {*self._shared.axes, *own_axes(mesh_impl, self._length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.
         self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
-        extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.order = _order(lowering, q, options)
         self._queries = _queries(mesh_impl, length, self.order)
         self.qs = lowering.shared(
@@ -344,96 +357,102 @@ class _AttentionSlice:
                 self.with_one_batch(lowering.slice_in_order(q, self.order)) * self.scale
             ),
         )
-        # `memory_segments` is not an input if it equals `segments`.
-        of_memory = extras.get("memory_segments", extras.get("segments"))
-        rows = self.qs[0].shape[0] * self.qs[0].shape[1]
-        keys = mesh_impl.slice_shape(k.shape)[-2]
+        self._rows = self.qs[0].shape[0] * self.qs[0].shape[1]
         self.ring = self.target = None
-        if options.method == "ring" and self._goes_round(length_axis):
-            assert memory_axis is not None
-            is_head_tail = bool(self.order) and length_axis == memory_axis and keys % 2 == 0
-            self.memory_order = self.order if is_head_tail else CONSECUTIVE
-            k_slice, v_slice = self._memory_slices(lowering, k, v)
-            self.ring = ring.Ring(
-                mesh_impl,
-                memory_axis,
-                self._shared.select(k_slice),
-                self._shared.select(v_slice),
-                None if of_memory is None else self._segments_of_slice(lowering, of_memory),
-                rows=rows,
-                block_size=options.block_size,
-                is_head_tail=is_head_tail,
+        uses_ring = options.method == "ring" and self._goes_round()
+        masks, key_block = self._pass_memory_on() if uses_ring else self._gather_memory()
+        self.terms = self._score_terms(masks, key_block, rng_name)
+
+    def _pass_memory_on(self) -> tuple[list[Mask], int]:
+        """Makes the ring; returns the masks of its first step, and the size of a block of keys."""
+        k, axis = self._k_and_v[0], self._memory_axis
+        assert axis is not None
+        has_halves = self._mesh_impl.slice_shape(k.shape)[-2] % 2 == 0
+        is_head_tail = bool(self.order) and self._length_axis == axis and has_halves
+        self.memory_order = self.order if is_head_tail else CONSECUTIVE
+        k_slice, v_slice = map(self._shared.select, self._memory_slices())
+        self.ring = ring.Ring(
+            self._mesh_impl,
+            axis,
+            k_slice,
+            v_slice,
+            None if self._of_memory is None else self._segments_of_slice(self._of_memory),
+            rows=self._rows,
+            block_size=self._options.block_size,
+            is_head_tail=is_head_tail,
+        )
+        return self._masks(KeyRange(self.ring.part_sizes[0])), self.ring.key_block
+
+    def _gather_memory(self) -> tuple[list[Mask], int]:
+        """Gathers the memory; returns the masks, and the size of a block of keys; 0: no blocks."""
+        lowering, options, mesh_impl = self._lowering, self._options, self._mesh_impl
+        k, segments = self._k_and_v[0], self._extras.get("segments")
+        length, (memory, d_kv) = self._q.shape.dims[-2], k.shape.dims[-2:]
+        self.memory_order = lowering.orders.of(k) & {self._memory_axis}
+        is_whole = not self.memory_order and not own_axes(mesh_impl, self._length_axis)
+        if is_whole and options.suits_cudnn:
+            self.target = cudnn.usable(mesh_impl.target, self._q.dtype, d_kv.size)
+        is_cut = options.is_blockwise and self.target is None
+        key_block = (
+            blockwise.key_block_of(memory.size, self._rows, options.block_size) if is_cut else 0
+        )
+        self._gathered = GatheredMemory(
+            self._shared,
+            self._memory,
+            memory.size,
+            memory.size // mesh_impl.slice_shape(k.shape)[-2],
+            key_block,
+            is_head_tail=bool(self.memory_order),
+        )
+        self.k, self.v = map(self._gathered.of_slice, self._memory_slices())
+        # Layers with equal masks share the mask tensors.
+        orders = (self.order, self.memory_order)
+        masks = lowering.shared(
+            ("masks", options, length, memory, *orders, segments, self._of_memory),
+            lambda: self._masks(self._gathered.keys, self._of_memory),
+        )
+        if self.target is not None:
+            self.qs = lowering.shared(
+                ("guarded", self._q, segments, options),
+                lambda: [cudnn.guarded(self.qs[0], masks[0])],
             )
-            key_block = self.ring.key_block
-            masks = self._masks(lowering, KeyRange(self.ring.part_sizes[0]), options, extras)
-        else:
-            self.memory_order = lowering.orders.of(k) & {memory_axis}
-            is_whole = not self.memory_order and not own_axes(mesh_impl, length_axis)
-            if is_whole and options.suits_cudnn:
-                self.target = cudnn.usable(mesh_impl.target, q.dtype, d_kv.size)
-            is_cut = options.is_blockwise and self.target is None
-            key_block = (
-                blockwise.key_block_of(memory.size, rows, options.block_size) if is_cut else 0
-            )
-            self._gathered = GatheredMemory(
-                self._shared,
-                self._memory,
-                memory.size,
-                memory.size // keys,
-                key_block,
-                is_head_tail=bool(self.memory_order),
-            )
-            self.k, self.v = (
-                self._gathered.of_slice(x) for x in self._memory_slices(lowering, k, v)
-            )
-            # Layers with equal masks share the mask tensors.
-            masks = lowering.shared(
-                (
-                    *("masks", options, length, memory, self.order, self.memory_order),
-                    *(extras.get("segments"), of_memory),
-                ),
-                lambda: self._masks(lowering, self._gathered.keys, options, extras, of_memory),
-            )
-            if self.target is not None:
-                self.qs = lowering.shared(
-                    ("guarded", q, extras.get("segments"), options),
-                    lambda: [cudnn.guarded(self.qs[0], masks[0])],
-                )
-        key_range = masks[0].keys
-        query_block = blockwise.query_block_of(masks[0].queries.size, options.block_size)
-        bias = dropout = None
+        return masks, key_block
+
+    def _score_terms(
+        self, masks: Sequence[Mask], key_block: int, rng_name: str
+    ) -> list[ScoreTerms]:
+        """Returns the terms of each part of the queries."""
+        lowering, options, extras = self._lowering, self._options, self._extras
+        rows, length = self._q.shape.dims[0], self._q.shape.dims[-2]
+        memory_length = self._k_and_v[0].shape.dims[-2].size
+        queries, keys = masks[0].queries, masks[0].keys
+        query_block = blockwise.query_block_of(queries.size, options.block_size)
+        bias = dropout = sinks = None
         if "bias_table" in extras:
-            sizes = (masks[0].queries.size, key_range.size)
+            sizes = (queries.size, keys.size)
             if options.is_blockwise:
                 sizes = (sizes[0] + -sizes[0] % query_block, sizes[1] + -sizes[1] % key_block)
             bias = Bias(
                 lowering.slice(extras["bias_table"]),
-                masks[0].queries.offsets[-1] + sizes[0],
-                memory.size - key_range.size + sizes[1],
+                queries.offsets[-1] + sizes[0],
+                memory_length - keys.size + sizes[1],
                 max_distance=options.max_distance,
                 both_ways=not options.causal,
-                parts=lowering.parts_of(q.shape.dims[0])[1],
+                parts=lowering.parts_of(rows)[1],
             )
         if options.dropout_rate:
-            dropout = _dropout(lowering, q, memory.size, masks[0], options, rng_name)
-        sinks = tf.cast(lowering.slice(extras["sinks"]), tf.float32) if "sinks" in extras else None
-        exact, query_parts = bool(mesh_impl.layout.exact_sums), lowering.parts_of(length)[1]
-        self.terms = [
-            ScoreTerms(
-                mask, bias, dropout, query_block, options.soft_cap, sinks, exact, query_parts
-            )
+            dropout = _dropout(lowering, self._q, memory_length, masks[0], options, rng_name)
+        if "sinks" in extras:
+            sinks = tf.cast(lowering.slice(extras["sinks"]), tf.float32)
+        exact, parts = bool(self._mesh_impl.layout.exact_sums), lowering.parts_of(length)[1]
+        return [
+            ScoreTerms(mask, bias, dropout, query_block, options.soft_cap, sinks, exact, parts)
             for mask in masks
         ]
 
-    def _masks(
-        self,
-        lowering: Lowering,
-        keys: KeyRange,
-        options: Options,
-        extras: dict[str, upstream.Tensor],
-        of_memory: upstream.Tensor | None = None,
-    ) -> list[Mask]:
+    def _masks(self, keys: KeyRange, of_memory: upstream.Tensor | None = None) -> list[Mask]:
         """Returns one mask per part of the queries; `of_memory` has the segments of the keys."""
+        lowering, options, extras = self._lowering, self._options, self._extras
         own_segments: list[tf.Tensor | None] = [None] * len(self._queries)
         if "segments" in extras:
             rows = _rows(lowering.slice_in_order(extras["segments"], self.order))
@@ -462,15 +481,13 @@ class _AttentionSlice:
         """Splits the slice of the queries into parts along the positions, dimension `dim`."""
         return tf.split(x, len(self._queries), dim) if len(self._queries) > 1 else [x]
 
-    def _memory_slices(
-        self, lowering: Lowering, k: upstream.Tensor, v: upstream.Tensor
-    ) -> list[tf.Tensor]:
-        slices = [lowering.slice_in_order(x, self.memory_order) for x in (k, v)]
+    def _memory_slices(self) -> list[tf.Tensor]:
+        slices = [self._lowering.slice_in_order(x, self.memory_order) for x in self._k_and_v]
         return [self.with_one_batch(x) for x in slices]
 
-    def _segments_of_slice(self, lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
+    def _segments_of_slice(self, segments: upstream.Tensor) -> tf.Tensor:
         """Returns the segments [batch, keys] of the processor's slice of k and v."""
-        axis, collectives = self._memory.axis, self._mesh_impl.collectives
+        lowering, axis = self._lowering, self._memory_axis
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
@@ -478,7 +495,7 @@ class _AttentionSlice:
         # neither is in head-tail order, which needs one axis that splits both.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
-        begin = collectives.coordinate(axis) * size
+        begin = self._mesh_impl.collectives.coordinate(axis) * size
         return tf.slice(rows, [0, begin], [rows.shape[0], size])
 
     def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
@@ -489,14 +506,14 @@ class _AttentionSlice:
             dx = self._shared.restore(dx, self._summed)
         return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})
 
-    def _goes_round(self, length_axis: int | None) -> bool:
+    def _goes_round(self) -> bool:
         """Whether the axes that split the memory also split the queries.
 
         Otherwise several processors have the same queries. A ring would make each of them compute
         the same scores.
         """
         axes = [axis for axis in self._memory.axes if self._mesh_impl.shape[axis].size > 1]
-        return bool(axes) and set(axes) <= {*own_axes(self._mesh_impl, length_axis)}
+        return bool(axes) and set(axes) <= {*own_axes(self._mesh_impl, self._length_axis)}
 
 
 def _order(lowering: Lowering, q: upstream.Tensor, options: Options) -> Order:

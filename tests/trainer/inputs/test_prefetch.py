@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from t2tp.trainer.inputs.prefetch import prefetched
+from t2tp.trainer.loops import prefetched
 from tests.patience import PATIENCE
 
 
@@ -19,6 +19,7 @@ def test_it_works_ahead_but_only_so_far():
         assert third.wait(PATIENCE)
         assert next(inputs) == 0
     assert made in ([0, 1, 2], [0, 1, 2, 3])
+    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
 def test_an_exception_is_raised_at_its_step_with_its_own_message():
@@ -31,9 +32,3 @@ def test_an_exception_is_raised_at_its_step_with_its_own_message():
     with pytest.raises(OSError, match="shard 7 is gone"), prefetched(make, range(9)) as made:
         seen.extend(made)
     assert seen == [0, 1, 2]
-
-
-def test_leaving_early_ends_the_thread():
-    with prefetched(lambda step: step, range(10**9)) as made:
-        next(made)
-    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
