@@ -38,7 +38,6 @@ def tensorflow_step(args: argparse.Namespace) -> Callable[[], object]:
     )
 
     def step(mesh: mtf.Mesh, features: dict) -> dict:
-        del mesh
         summed = mtf.reduce_sum(features["x"], reduced_dim=mtf.Dimension("batch", n))
         return {"sum": mtf.reduce_max(summed)}
 

@@ -59,7 +59,6 @@ def program_of(cluster: t2tp.Cluster, length: int, kv_heads: int, method: str) -
         return attention(x, k, k, causal=True, method=method)
 
     def step(mesh, features):
-        del mesh
         x = y = features["x"]
         for _ in range(LAYERS):
             y = layer(y)

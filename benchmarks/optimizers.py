@@ -29,7 +29,6 @@ def ours(optimizer: str, count: int) -> Callable[[], object]:
     hparams = base_hparams()
 
     def step(mesh, features):
-        del features
         dims = mtf.Shape([mtf.Dimension("rows", SIZE), mtf.Dimension("columns", SIZE)])
         ones = tf.ones_initializer()
         variables = {

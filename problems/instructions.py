@@ -323,7 +323,6 @@ class Instructions(RecordProblem, TextProblem):
         self, stored: Mapping[str, Column], plan: RowPlan, length: int, split: str, packed: bool
     ) -> dict[str, Field]:
         """Returns the fields of a split's rows."""
-        del split, packed
         return {
             **token_fields("targets", stored["targets"], plan, length),
             _WEIGHTS: TokenField(stored[_WEIGHTS], plan, length),

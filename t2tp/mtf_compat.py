@@ -68,7 +68,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Returns the spec with the custom loader."""
-        del target
         if not fullname.startswith(f"{_PACKAGE}."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
@@ -84,7 +83,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def _refuse_lowering(*args: object, **kwargs: object) -> NoReturn:
     """Raises an error; replaces the functions with which programs lower a graph themselves."""
-    del args, kwargs
     raise NotImplementedError(
         "A graph is lowered and run by t2tp.Program(step_fn, features, mesh_shape=..., layout=...),"
         " where step_fn(mesh, features) builds it: mtf.Lowering and the mesh implementations of"

@@ -91,7 +91,6 @@ def test_what_reports_plans_and_exact_sums_need_follows_from_a_signature():
     seen = []
 
     def step(mesh, given):
-        del mesh
         seen[:] = [CubeOperation(given["x"]), SumOfCubesOperation(given["x"], rows)]
         return {str(i): op.outputs[0] for i, op in enumerate(seen)}
 

@@ -16,10 +16,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from t2tp.processes.rendezvous import free_port
 from tests.patience import PATIENCE
@@ -39,14 +38,7 @@ class WarmProcess:
       err: the file with its standard error.
     """
 
-    def __init__(
-        self,
-        target: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        out_dir: Path,
-        directory: Path | None = None,
-    ) -> None:
+    def __init__(self, target, arguments, environment, out_dir, directory=None):
         """Starts the process.
 
         Args:
@@ -103,12 +95,7 @@ class WarmProcess:
 
 
 @contextlib.contextmanager
-def started(
-    target: str,
-    arguments: Sequence[Sequence[str]],
-    environments: Sequence[Mapping[str, str]],
-    out_dir: Path,
-) -> Iterator[list[WarmProcess]]:
+def started(target, arguments, environments, out_dir):
     """Starts several processes; kills those that have not ended by the end of the context."""
     with contextlib.ExitStack() as stack:
         yield [
@@ -117,13 +104,7 @@ def started(
         ]
 
 
-def printed(
-    target: str,
-    arguments: Sequence[Sequence[str]],
-    environments: Sequence[Mapping[str, str]],
-    out_dir: Path,
-    seconds: float = 120,
-) -> list[str]:
+def printed(target, arguments, environments, out_dir, seconds=120):
     """Runs several processes and checks that they succeed; returns the last line of each."""
     with started(target, arguments, environments, out_dir) as processes:
         for process in processes:
@@ -158,14 +139,7 @@ def _start_server() -> None:
             os.environ["TF_CPP_MIN_LOG_LEVEL"] = level
 
 
-def _run(
-    target: str,
-    arguments: list[str],
-    environment: dict[str, str],
-    out: Path,
-    err: Path,
-    directory: Path | None,
-) -> None:
+def _run(target, arguments, environment, out, err, directory):
     """Runs `target` as the interpreter runs a program, including output, exit code and atexit."""
     if directory is not None:
         os.chdir(directory)

@@ -107,7 +107,6 @@ RATE: tf.Variable
 
 def tried(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor | float:
     """Returns the rate to try; it is a variable, because the program is traced only once."""
-    del step, hparams, train_steps
     return RATE.read_value() if tf.inside_function() else 1.0
 
 

@@ -302,7 +302,6 @@ def _gradients_and_masks(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> 
 
 def _all_tensors(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
     """Returns the tensors that the step computes outside of loops, in order."""
-    del gradients
     operations = live_operations(mesh.graph.operations, outputs.values())
     return {
         f"tensor {tensor.name.removesuffix(':0')}": tensor

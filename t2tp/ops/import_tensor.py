@@ -66,7 +66,6 @@ def _raise_not_convertible(
     as_ref: bool = False,
 ) -> tf.Tensor:
     """Raises an error. TensorFlow's functions call this when they receive an mtf tensor."""
-    del dtype, name, as_ref
     raise TypeError(
         f"{value.name.removesuffix(':0')!r} is an mtf tensor {value.shape}, and this is a function"
         " of TensorFlow's: call it on slices, mtf.slicewise(tf_fn, [x],"

@@ -44,7 +44,6 @@ def handles_for_masters() -> Iterator[None]:
     """Makes `mtf.get_variable` create handles, not full-size master variables, in this context."""
 
     def make_handle(getter: Callable, name: str, *args: object, **kwargs: object) -> VariableHandle:
-        del getter, args
         return VariableHandle(name, kwargs.get("initializer"))
 
     with tf1.variable_scope("", custom_getter=make_handle):
@@ -145,7 +144,6 @@ class SlicedVariable:
 
     def held_by(self, pnum: int) -> SlicedVariable:
         """Returns the variable itself; a `StagedVariable` returns the stage's variable."""
-        del pnum
         return self
 
     def slice_of(self, pnum: int) -> tf.Variable:

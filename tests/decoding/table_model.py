@@ -67,13 +67,7 @@ def log_prob(
     return total
 
 
-def ended_sequences(
-    limit: int,
-    alpha: float,
-    prefix: Sequence[int] = (),
-    least: int = 0,
-    ends: Sequence[int] = (EOS,),
-) -> list[tuple[float, float, list[int]]]:
+def ended_sequences(limit, alpha, prefix=(), least=0, ends=(EOS,)):
     """Returns score, log-probability and tokens of all sequences that end within `limit` tokens."""
     found = []
     others = [token for token in range(TOKENS) if token not in ends]

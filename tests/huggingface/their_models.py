@@ -294,7 +294,6 @@ def float64() -> Any:
 
     class Wide(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
-            del types
             named = {key: wide(value) for key, value in (kwargs or {}).items()}
             return replaced.get(function, function)(*map(wide, args), **named)
 

@@ -1,12 +1,11 @@
 """Builds a layer, runs it on a mesh, and returns its outputs and variables."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 import t2tp
-from t2tp import mtf
 
 # Name -> (shape in words, array). Integers are fed as int32.
 Inputs = Mapping[str, tuple[str, np.ndarray]]
@@ -24,14 +23,7 @@ class Ran(dict):
     program: t2tp.Program
 
 
-def run(
-    build: Callable[..., Mapping[str, mtf.Tensor]],
-    inputs: Inputs,
-    mesh_shape: str = "",
-    layout: str = "",
-    change: Callable[[str, np.ndarray], np.ndarray] | None = None,
-    program_class: type[t2tp.Program] = t2tp.Program,
-) -> Ran:
+def run(build, inputs, mesh_shape="", layout="", change=None, program_class=t2tp.Program):
     """Runs `build(**inputs)` and returns its outputs.
 
     Args:

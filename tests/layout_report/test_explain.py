@@ -192,7 +192,6 @@ def test_slots_are_found_by_their_variables_names():
     kept = ("w_slot_vr", "w/b_momentum_v", "w/b/adam_m", "w_count")
 
     def step(mesh, features):
-        del features
         for name in ("w", "w/b"):
             w = mtf.get_variable(mesh, name, mtf.Shape([samples.D_FF]))
             mtf.assign(w.operation, 2.0 * w)

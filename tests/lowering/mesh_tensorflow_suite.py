@@ -104,7 +104,6 @@ def _tensorflow_probability() -> types.ModuleType:
     """
 
     def correlation(x: tf.Tensor, sample_axis: int | list[int], event_axis: int) -> tf.Tensor:
-        del sample_axis
         samples = np.moveaxis(x.numpy(), event_axis, 0).reshape(x.shape[event_axis], -1)
         return tf.constant(np.corrcoef(samples))
 
@@ -129,7 +128,6 @@ class _AskedFor:
     """The mesh and the layout that a test asks for."""
 
     def __init__(self, shape: object, layout: object, devices: list[str]) -> None:
-        del devices
         self.shape = mtf.convert_to_shape(shape)
         # Several tests pass {} for no rules.
         self.rules = sorted(mtf.convert_to_layout_rules(layout or [])._pairs)

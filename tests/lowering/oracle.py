@@ -1,10 +1,9 @@
 """The reference: mesh-tensorflow's own engine, which builds each operation once per device."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from unittest import mock
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -13,12 +12,7 @@ from t2tp import mtf, upstream
 from t2tp.mesh.layout import Layout
 
 
-def run(
-    step_fn: Callable,
-    features: Mapping[str, tuple[mtf.Shape, np.ndarray]],
-    mesh_shape: str = "",
-    layout: str = "",
-) -> dict[str, np.ndarray]:
+def run(step_fn, features, mesh_shape="", layout=""):
     """Returns the outputs of `step_fn(mesh, features)` on `PlacementMeshImpl`."""
     laid_out = Layout(mesh_shape, layout)
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -41,12 +35,7 @@ def run(
         return session.run(fetches)
 
 
-def run_ours(
-    step_fn: Callable,
-    features: Mapping[str, tuple[mtf.Shape, np.ndarray]],
-    mesh_shape: str = "",
-    layout: str = "",
-) -> dict[str, np.ndarray]:
+def run_ours(step_fn, features, mesh_shape="", layout=""):
     """Returns the outputs of `step_fn(mesh, features)` in a program on our engine."""
     kinds = {name: t2tp.Feature(shape, value.dtype) for name, (shape, value) in features.items()}
     program = t2tp.Program(step_fn, kinds, mesh_shape=mesh_shape, layout=layout)

@@ -229,7 +229,6 @@ def test_features_in_head_tail_order_give_the_same(recipe, mesh_shape, data):
     layout = drawn_layout(recipe, mesh_shape, data)
 
     def all_dims(self, layout):
-        del layout
         return self.outputs[0].shape.dims
 
     with mock.patch.object(FeatureOperation, "head_tail_dims", all_dims):

@@ -102,7 +102,6 @@ def test_what_blocks_have_in_their_halos_is_added_to_their_neighbours(mesh_shape
     x = (x if dtype.is_complex else x.real).astype(dtype.as_numpy_dtype)
 
     def step(mesh, features):
-        del mesh
         padded = features["padded"]
         low = mtf.slice(padded, 0, halo, "sx")
         high = mtf.slice(padded, size.size - halo, halo, "sx")

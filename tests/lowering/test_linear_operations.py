@@ -15,7 +15,6 @@ def run(compute):
     """Applies `compute` to two sums over a split dimension; returns its values and collectives."""
 
     def step(mesh, features):
-        del mesh
         x, y = features["x"], mtf.square(features["x"])
         sums = [mtf.reduce_sum(z, output_shape=[A, C]) for z in (x, y)]
         return {f"y{i}": y for i, y in enumerate(compute(*sums))}

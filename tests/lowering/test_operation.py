@@ -33,7 +33,6 @@ def test_the_guides_operation_and_its_gradient_are_right_in_any_layout(layout):
     sum_of_squares = example()["sum_of_squares"]
 
     def step(mesh, features):
-        del mesh
         total = sum_of_squares(features["x"], A)
         return {"total": total, "dx": mtf.gradients([mtf.square(total)], [features["x"]])[0]}
 
@@ -60,7 +59,6 @@ class DoubleOperation(t2tp.Operation):
 @pytest.mark.parametrize("accepts", [False, True])
 def test_sums_that_all_users_accept_deferred_are_not_reduced_before_them(accepts):
     def step(mesh, features):
-        del mesh
         total = mtf.reduce_sum(features["x"], reduced_dim=A)
         doubled = DoubleOperation(total, linear=accepts).outputs[0]
         rows = mtf.reduce_sum(features["x"] * 2.0, reduced_dim=A)
@@ -79,7 +77,6 @@ def test_an_operation_refuses_layouts_by_its_own_rules():
             raise t2tp.LayoutError(f"{self.name!r} on {layout.size} processors")
 
     def step(mesh, features):
-        del mesh
         return {"y": OddOperation(features["x"]).outputs[0]}
 
     with pytest.raises(t2tp.LayoutError, match="'double' on 2 processors"):
@@ -94,7 +91,6 @@ def test_a_summed_dimension_and_one_of_the_output_are_not_split_over_one_axis():
             self.set_outputs(self.inputs[0])
 
     def step(mesh, features):
-        del features
         return {"y": TableOperation(mesh).outputs[0]}
 
     with pytest.raises(t2tp.LayoutError, match="both its dimensions 'a' and 'b'"):

@@ -149,7 +149,6 @@ def test_uniform_stays_below_its_end(dtype):
     shape = mtf.Shape([mtf.Dimension("a", 1 << 16)])
 
     def step(mesh, features):
-        del features
         return {
             "unit": mtf.random_uniform(mesh, shape, dtype=dtype),
             "other": mtf.random_uniform(mesh, shape, minval=1.0, maxval=2.0, dtype=dtype),
@@ -165,7 +164,6 @@ def test_uniform_stays_below_its_end(dtype):
 @pytest.mark.parametrize("span", [0, 1 << 32])
 def test_a_span_that_cannot_be_drawn_is_refused(span):
     def step(mesh, features):
-        del features
         shape = mtf.Shape([mtf.Dimension("a", 4)])
         return {"x": mtf.random_uniform(mesh, shape, maxval=span, dtype=tf.int64)}
 

@@ -21,7 +21,6 @@ def reshape(old, new, mesh_shape, layout, summed=0):
     fed = mtf.Shape([mtf.Dimension("s", summed), *old.dims]) if summed else old
 
     def step(mesh, features):
-        del mesh
         x = mtf.reduce_sum(features["x"], output_shape=old) if summed else features["x"]
         y = mtf.reshape(x, new)
         (dx,) = mtf.gradients([mtf.square(y)], [x])
@@ -150,7 +149,6 @@ def _can_be_laid_out(shape, rules, mesh_shape):
 
 def test_dtypes_that_are_not_floats():
     def step(mesh, features):
-        del mesh
         return {"y": mtf.reshape(features["x"], mtf.Shape([mtf.Dimension("b", 8)]))}
 
     program = t2tp.Program(

@@ -20,7 +20,6 @@ def run(step, mesh_shape="x:2", layout="a:x"):
 
 def test_depend_on_a_sum_and_of_a_sum_that_are_not_reduced_yet():
     def step(mesh, features):
-        del mesh
         total = mtf.reduce_sum(features["x"], reduced_dim=A)
         squares = mtf.reduce_sum(mtf.square(features["x"]), reduced_dim=A)
         y = mtf.depend(squares, [total])
@@ -47,7 +46,6 @@ def test_depend_on_an_assignment_comes_after_it():
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("x:2;y:3", "a:x;b:y")])
 def test_print_prints_once_whatever_the_mesh(mesh_shape, layout, capfd):
     def step(mesh, features):
-        del mesh
         total = mtf.reduce_sum(features["x"])
         return {"y": mtf.Print(total, [total], "the total is:", summarize=3)}
 
@@ -62,7 +60,6 @@ def test_the_gradient_that_tensorflow_finds_is_by_the_input_alone():
     """In mesh-tensorflow, `dy` would also contain the gradient through `doubled`, twice in all."""
 
     def step(mesh, features):
-        del mesh
         x = features["x"]
         doubled = x * 2.0
         y = mtf.slicewise(tf.multiply, [x, doubled], splittable_dims=[A, B])
@@ -97,7 +94,6 @@ def test_variables_of_any_three_dtypes(dtypes):
     _, held, seen = dtypes
 
     def step(mesh, features):
-        del features
         v = mtf.get_variable(
             mesh,
             "v",
@@ -119,7 +115,6 @@ def test_variables_of_any_three_dtypes(dtypes):
 
 def test_constants_that_are_arrays_are_cut():
     def step(mesh, features):
-        del features
         return {"c": mtf.constant(mesh, X, mtf.Shape([A, B]))}
 
     np.testing.assert_array_equal(run(step)[1]["c"], X)

@@ -71,7 +71,6 @@ def test_microbatches_give_the_gradient_of_the_batch_and_reduce_it_once(mesh_sha
 
 
 def random_step(mesh, features):
-    del features
     dim = mtf.Dimension("draws", 5)
 
     def body(i, draws):
@@ -94,7 +93,6 @@ def test_each_iteration_draws_its_own_numbers_the_same_on_any_mesh(mesh_shape):
 
 def test_what_a_loop_assigns_is_assigned_though_nobody_asks_for_its_outputs():
     def step(mesh, features):
-        del features
         count = mtf.get_variable(
             mesh, "count", mtf.Shape([]), initializer=tf.zeros_initializer(), trainable=False
         )

@@ -1,6 +1,6 @@
 """References of the image classifiers in plain TensorFlow, in float64 on one device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -11,12 +11,7 @@ Params = Mapping[str, tf.Tensor]
 Batch = Mapping[str, np.ndarray]
 
 
-def loss_and_gradients(
-    logits_of: Callable[[Params, tf.Tensor, HParams], tf.Tensor],
-    params: Params,
-    batch: Batch,
-    hparams: HParams,
-) -> dict[str, np.ndarray]:
+def loss_and_gradients(logits_of, params, batch, hparams):
     """Returns the mean loss of rows with a weight, and its gradients as `d_<name>`."""
     with tf.GradientTape() as tape:
         tape.watch(params)

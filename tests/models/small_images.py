@@ -44,15 +44,7 @@ def features_of(batch: Mapping[str, np.ndarray]) -> dict[str, t2tp.Feature]:
     }
 
 
-def loss_program(
-    model: str,
-    hparams: HParams,
-    batch: Mapping[str, np.ndarray],
-    mesh_shape: str = "",
-    layout: str | None = None,
-    training: bool = True,
-    levels: int = CLASSES,
-) -> t2tp.Program:
+def loss_program(model, hparams, batch, mesh_shape="", layout=None, training=True, levels=CLASSES):
     """Returns a program that computes the `outputs` of a loss, with gradients in training."""
 
     def step(mesh, features):

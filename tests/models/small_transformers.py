@@ -169,13 +169,8 @@ LAYOUTS = {
 
 
 def loss_program(
-    family: Family,
-    mesh_shape: str = "",
-    layout: str = MEGATRON,
-    training: bool = True,
-    with_gradients: bool = True,
-    **changes: object,
-) -> t2tp.Program:
+    family, mesh_shape="", layout=MEGATRON, training=True, with_gradients=True, **changes
+):
     """Returns a program that computes the `outputs` of a loss."""
 
     def step(mesh, features):

@@ -37,7 +37,6 @@ def with_gradients(
     }
 
     def step(mesh, given):
-        del mesh
         y = op(**given)
         weights = mtf.import_tf_tensor(y.mesh, _weights(y.shape.to_integer_list), shape=y.shape)
         wide = dtype if dtype == tf.float64 else tf.float32

@@ -105,7 +105,6 @@ def errors(dtype, mesh_shape="", layout=""):
     """Returns (name, (mean, standard deviation)) -> largest error of the statistic."""
 
     def step(mesh, given):
-        del mesh
         return {
             f"{name}/{i}": compute(given[f"x{i}"])
             for name, (compute, _) in STATISTICS.items()

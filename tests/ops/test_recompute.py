@@ -140,7 +140,6 @@ def test_assignments_inside_are_carried_out_once():
 
 def test_an_input_given_twice_gets_its_gradient_once():
     def step(mesh, features):
-        del mesh
         x = features["x"]
         y = mtf.recompute_grad(lambda a, b: a * b, [x, x])
         return {"dx": mtf.gradients([y], [x])[0]}

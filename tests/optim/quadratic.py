@@ -30,7 +30,6 @@ Formula = Callable[[str, int, np.ndarray, np.ndarray, dict], np.ndarray]
 
 def initial_value(shape, dtype=tf.float32, partition_info=None):
     """Returns numbers whose sizes differ between rows and between columns."""
-    del partition_info
     return tf.cast(_numbers(shape, 0.3), dtype)
 
 

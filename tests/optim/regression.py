@@ -20,7 +20,6 @@ X = np.random.default_rng(0).normal(size=(STEPS, 8, 6)).astype(np.float32)
 
 def initial_value(shape, dtype=tf.float32, partition_info=None):
     """Initializes a variable; t2tp, Keras and PyTorch can all call it."""
-    del partition_info
     return tf.cast(tf.reshape(tf.sin(tf.range(np.prod(shape), dtype=tf.float32)), shape), dtype)
 
 
@@ -52,13 +51,7 @@ def loss_of(mesh: mtf.Mesh, x: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.
     return mtf.reduce_mean(mtf.square(mtf.einsum([hidden, v], [BATCH, D_IN]) - x))
 
 
-def train(
-    hparams: HParams,
-    mesh_shape: str,
-    layout: str = LAYOUT,
-    dtype: tf.DType = tf.float32,
-    xla: bool | None = None,
-) -> dict[str, np.ndarray]:
+def train(hparams, mesh_shape, layout=LAYOUT, dtype=tf.float32, xla=None):
     """Trains for 20 steps; returns each step's `loss`, and the variables, which have `dtype`."""
 
     def step(mesh, features):

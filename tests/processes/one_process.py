@@ -165,7 +165,6 @@ def device(cluster: Cluster, mesh_shape: str, how: str, time_limit: float = 0) -
             return tf.identity(x)
 
     def step(mesh, features):
-        del mesh
         fn = {"fail": fail, "hang": hang}[how]
         x = mtf.slicewise(fn, [features["x"]], splittable_dims=[BATCH, D_IN])
         return {"sum": mtf.reduce_sum(x, name="total")}

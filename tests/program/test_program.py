@@ -18,7 +18,6 @@ X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 
 def fixed(shape, dtype=None, partition_info=None):
     """An initializer that both engines can call."""
-    del partition_info
     return tf.cast(tf.reshape(tf.sin(tf.range(np.prod(shape), dtype=tf.float32)), shape), dtype)
 
 
@@ -117,7 +116,6 @@ def test_variable_scopes_are_named_alike_in_every_program():
 
 def test_step_number_is_what_tensorflow_code_takes_for_the_global_step():
     def step(mesh, features):
-        del features
         return {
             "step": mesh.step,
             "global": mtf.import_tf_tensor(mesh, tf1.train.get_or_create_global_step()),
@@ -153,7 +151,6 @@ def test_a_layout_that_cannot_work_is_refused_before_anything_runs(mesh_shape, l
 
 def test_an_operation_that_cannot_be_split_is_refused_unless_the_axis_has_one_processor():
     def step(mesh, features):
-        del mesh
         return {"y": mtf.concat([features["x"], features["x"]], "d_in")}
 
     with pytest.raises(t2tp.LayoutError, match="cannot be computed with dimension 'd_in' split"):

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from t2tp import checkpoint
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.hook import Hook, Training
-from t2tp.trainer.model_fn import ModelFn
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars
@@ -22,13 +20,7 @@ MESHES = {
 }
 
 
-def estimator(
-    directory: Path,
-    mesh: str = "both",
-    hparams: dict | None = None,
-    model_fn: ModelFn = toy.model_fn,
-    **settings: Any,
-) -> Estimator:
+def estimator(directory, mesh="both", hparams=None, model_fn=toy.model_fn, **settings):
     """Returns an estimator that reports each step, and saves every fourth step."""
     mesh_shape, layout = MESHES[mesh]
     settings = {"save_checkpoints_steps": 4, "log_step_count_steps": 1, **settings}

@@ -28,7 +28,7 @@ from t2tp.ops.attention.shared_heads import GatheredDimension, SharedHeads, own_
 from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
 
 if TYPE_CHECKING:
-    from t2tp.lowering.mesh_impl import SpmdMeshImpl
+    from t2tp.lowering.mesh_impl import Backend, SpmdMeshImpl
 
 
 # Names of the inputs that have a gradient, besides q, k and v.
@@ -358,7 +358,8 @@ class _AttentionSlice:
             ),
         )
         self._rows = self.qs[0].shape[0] * self.qs[0].shape[1]
-        self.ring = self.target = None
+        self.ring: ring.Ring | None = None
+        self.target: Backend | None = None
         uses_ring = options.method == "ring" and self._goes_round()
         masks, key_block = self._pass_memory_on() if uses_ring else self._gather_memory()
         self.terms = self._score_terms(masks, key_block, rng_name)

@@ -107,7 +107,6 @@ def program_of(
         features["segments"] = t2tp.Feature(f"batch:2;{length}", tf.int32)
 
     def step(mesh, given):
-        del mesh
         y, fixed = given["q"], {"segments": given.get("segments"), "block_size": 4, **options}
         for _ in range(layers):
             y = attention(y, given["k"], given["v"], **fixed)

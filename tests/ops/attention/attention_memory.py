@@ -19,7 +19,6 @@ def program_of(method: str, length: int) -> t2tp.Program:
     shape = f"batch:1;heads:{HEADS};length:{length};d_kv:{D_KV}"
 
     def step(mesh, given):
-        del mesh
         y = attention(given["q"], given["k"], given["v"], causal=True, method=method)
         grads = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [given[name] for name in "qkv"])
         return {"sum": sum(mtf.reduce_sum(d) for d in grads)}

@@ -1,20 +1,13 @@
 """Attention in plain TensorFlow, in float64, with the whole score matrix."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 
-def composed_attention(
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    max_distance: int = 0,
-    soft_cap: float = 0.0,
-    kept: np.ndarray | None = None,
-) -> Callable[..., tf.Tensor]:
+def composed_attention(*, causal=False, window=None, max_distance=0, soft_cap=0.0, kept=None):
     """Returns attention as a function of named arrays.
 
     The function's arguments are q [b, h, t, d], k and v [b, g, m, d], and `segments`,

@@ -20,7 +20,6 @@ class Pages(tfds.core.GeneratorBasedBuilder):
         return _LocalInfo(builder=self, description="Pages.", features=features)
 
     def _split_generators(self, dl_manager):
-        del dl_manager
         return {split: self._generate_examples(split, n) for split, n in COUNTS.items()}
 
     def _generate_examples(self, split, count):
