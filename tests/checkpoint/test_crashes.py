@@ -39,10 +39,6 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def is_interrupted(directory):
-    return any(name.endswith((".tmp", ".discarded")) for name in names(directory))
-
-
 @pytest.mark.slow
 def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, ask):
     before = tmp_path / "before"
@@ -58,7 +54,7 @@ def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, ask):
         if answer != "killed":
             break
         number += 1
-        if not is_interrupted(run):
+        if not any(name.endswith((".tmp", ".discarded")) for name in names(run)):
             continue
         interrupted += 1
         assert ask(1000, run) == "done"

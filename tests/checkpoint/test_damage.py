@@ -139,14 +139,6 @@ def test_a_directory_that_is_no_checkpoint_is_named(run):
         Checkpoint(run / "nowhere")
 
 
-def _lacks_a_file(path):
-    (path / DATA).unlink()
-
-
-def _lacks_its_marker(path):
-    (path / "FINISHED").unlink()
-
-
 def _has_another_steps_name(path):
     shutil.rmtree(path)
     shutil.copytree(path.with_name("step-00000001"), path)
@@ -164,7 +156,12 @@ def _is_a_link_to_itself(path):
 
 @pytest.mark.parametrize(
     "spoil",
-    [_lacks_a_file, _lacks_its_marker, _has_another_steps_name, _is_a_file, _is_a_link_to_itself],
+    [
+        lambda path: (path / DATA).unlink(),
+        lambda path: (path / "FINISHED").unlink(),
+        *(_has_another_steps_name, _is_a_file, _is_a_link_to_itself),
+    ],
+    ids=["no file", "no marker", "another step", "a file", "a link"],
 )
 def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, warnings, spoil):
     path = run / "step-00000002"

@@ -95,11 +95,6 @@ def image_decoder(options: str, attention_type: str, mesh_shape: str) -> Decoder
     return Decoder.from_model(model, chosen, mesh_shape=mesh_shape, layout=image.SPLIT)
 
 
-def begun_images() -> list[list[int]]:
-    values = np.random.default_rng(0).integers(image.LEVELS, size=[len(GIVEN), image.LENGTH])
-    return [row[:size].tolist() for row, size in zip(values, GIVEN, strict=True)]
-
-
 @functools.cache
 def image_params(attention_type: str) -> dict[str, tf.Tensor]:
     batch = image.make_batch(len(GIVEN))
@@ -111,7 +106,8 @@ def image_params(attention_type: str) -> dict[str, tf.Tensor]:
 @pytest.mark.parametrize("layout", IMAGES)
 def test_greedy_images_are_those_of_the_description(layout):
     attention_type, mesh_shape = IMAGES[layout]
-    begun = begun_images()
+    values = np.random.default_rng(0).integers(image.LEVELS, size=[len(GIVEN), image.LENGTH])
+    begun = [row[:size].tolist() for row, size in zip(values, GIVEN, strict=True)]
     requests = [Request(row, limit=image.LENGTH - len(row)) for row in begun]
     found = image_decoder("beam_size=1", attention_type, mesh_shape)(requests)
     images = np.array(

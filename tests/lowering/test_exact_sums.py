@@ -225,12 +225,8 @@ def test_few_heads_with_norms_decode_where_they_train(mesh_shape):
 def test_small_variables_stay_whole_at_rest():
     layout = Layout("data:4", "batch:data", Storage(1), exact_sums=8)
     shapes = "heads:2;d_kv:12", "heads:4;d_kv:16", "heads:4;d_kv:12"
-    at_rest = [layout.slice_size(layout.at_rest(mtf.Shape(shape))) for shape in map(_dims, shapes)]
+    at_rest = [layout.slice_size(layout.at_rest(mtf.convert_to_shape(s))) for s in shapes]
     assert at_rest == [(2, 12), (1, 16), (4, 12)]
-
-
-def _dims(text):
-    return [(name, int(size)) for name, size in (each.split(":") for each in text.split(";"))]
 
 
 @pytest.mark.ci_only

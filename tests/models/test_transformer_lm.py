@@ -25,12 +25,8 @@ def test_a_batch_of_padding_has_no_loss():
     assert values["loss"] == values["nll"] == values["tokens"] == values["correct"] == 0
 
 
-def random_targets(seed):
-    return np.random.default_rng(seed).integers(1, VOCAB_SIZE, (8, LENGTH), np.int32)
-
-
 def test_packed_documents_cost_what_they_cost_alone():
-    targets = random_targets(1)
+    targets = np.random.default_rng(1).integers(1, VOCAB_SIZE, (8, LENGTH), np.int32)
     alone = np.zeros([2, *targets.shape], np.int32)
     alone[0, :, :5], alone[1, :, :7] = targets[:, :5], targets[:, 5:]
     sizes = [5, 7]

@@ -2,16 +2,15 @@
 
     python -m tests.planner.published_steps
 
-Prints each step's error and the medians. The rows of llm-foundry are from
-scripts/train/benchmarking/README.md of its repository, tables of October 2023 (fewer than 128
-devices). The rows of Megatron-LM on B200 are from docs/b200/b200_release_v1.2_summary.md of
-SimuMax's repository, dense models of length 4096.
+Prints each step's error and the medians. `published_steps.toml` has the longer tables.
 """
 
 import statistics
+from pathlib import Path
 
 from t2tp import registry
 from t2tp.planner import ClusterFile, Plan, Request
+from t2tp.toml import tomllib
 from t2tp.trainer.planning import request
 
 # arXiv:2205.05198, tables 3 and 5: width, heads, layers, stages, rows, rows of a microbatch,
@@ -35,57 +34,8 @@ LAYER = {
     "selective recomputation": ("none", False, False, 10 + 24 / 8, 7.7, 13.2),
     "selective and sequence": ("none", True, False, 34 / 8, 7.2, 13.1),
 }
-# Width, heads and layers of MPT.
-MPT = {
-    "760m": (1536, 12, 24),
-    "1b": (2048, 16, 24),
-    "3b": (2560, 20, 32),
-    "7b": (4096, 32, 32),
-    "13b": (5120, 40, 40),
-    "30b": (7168, 56, 48),
-    "70b": (8192, 64, 80),
-}
-# Model, length, devices, rows of a microbatch, microbatches, recomputation, tokens/s of a device.
-FOUNDRY = (
-    ("70b", 2048, 64, 8, 4, "layer", 1039),
-    ("70b", 2048, 32, 2, 16, "layer", 882),
-    ("30b", 8192, 8, 1, 21, "layer", 1384),
-    ("30b", 4096, 8, 1, 21, "layer", 1802),
-    ("30b", 2048, 8, 3, 21, "layer", 2002),
-    ("13b", 16384, 8, 3, 3, "layer", 2985),
-    ("13b", 2048, 32, 2, 1, "none", 4811),
-    ("13b", 1024, 8, 40, 3, "layer", 5502),
-    ("7b", 8192, 8, 8, 2, "layer", 6935),
-    ("7b", 1024, 8, 64, 2, "layer", 10203),
-    ("3b", 16384, 8, 1, 6, "none", 11152),
-    ("3b", 2048, 64, 6, 3, "none", 22525),
-    ("3b", 1024, 8, 20, 6, "none", 27046),
-    ("1b", 32768, 8, 1, 4, "none", 12025),
-    ("1b", 4096, 8, 7, 4, "none", 38535),
-    ("1b", 512, 8, 56, 4, "none", 52275),
-    ("760m", 8192, 8, 6, 2, "none", 41825),
-    ("760m", 2048, 16, 24, 1, "none", 68551),
-    ("760m", 512, 8, 96, 2, "none", 83749),
-)
-
-# Llama 3 70B with 12 layers and 405B with 4, on 8 B200: model, tensor parallelism, stages,
-# microbatches of one row, milliseconds, GiB allocated.
-LLAMA = (
-    ("70B", 1, 2, 4, 843.0, 66.55),
-    ("70B", 2, 1, 4, 725.5, 60.68),
-    ("70B", 4, 1, 4, 409.8, 39.07),
-    ("70B", 8, 1, 4, 280.9, 28.29),
-    ("70B", 1, 2, 32, 5436.5, 66.55),
-    ("70B", 2, 1, 32, 5376.5, 60.68),
-    ("70B", 8, 1, 32, 2073.7, 28.29),
-    ("405B", 1, 2, 4, 1074.6, 87.08),
-    ("405B", 2, 1, 4, 907.3, 81.59),
-    ("405B", 4, 1, 4, 476.0, 52.89),
-    ("405B", 8, 1, 4, 258.8, 38.57),
-    ("405B", 1, 2, 32, 7046.4, 87.08),
-    ("405B", 4, 1, 32, 3455.4, 52.89),
-    ("405B", 2, 1, 32, 6604.1, 81.59),
-)
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+MPT, FOUNDRY, LLAMA = (_TABLES[name] for name in ("mpt", "foundry", "llama"))
 _405B = {"d_model": 16384, "d_ff": 53248, "num_heads": 128, "num_kv_heads": 16}
 
 

@@ -57,10 +57,6 @@ def write_checks(home, shards):
         (home / f"{number}.checks").write_text(json.dumps(fields))
 
 
-def lengths_of(texts):
-    return np.stack([column.lengths for column in texts.columns.values()])
-
-
 def rows_of(plan):
     counts, examples = plan.examples_of(np.arange(len(plan)))
     return [each.tolist() for each in np.split(examples, counts.cumsum()[:-1])]
@@ -82,7 +78,7 @@ def test_packed_rows_have_each_example_once_and_room_for_all(tmp_path, seed, at_
     shutil.rmtree(tmp_path / ".index")
     in_pieces = dataclasses.replace(found, examples_at_once=at_once)
     assert rows_of(packed(in_pieces, LENGTH)) == whole
-    lengths = lengths_of(found)
+    lengths = np.stack([column.lengths for column in found.columns.values()])
     for row in whole:
         assert row == sorted(row) and row
         assert (lengths[:, row].sum(1) <= LENGTH).all()

@@ -227,10 +227,6 @@ def test_a_full_disk_ends_with_a_sentence_and_making_goes_on_later(tmp_path, num
     problems.find(NAME).check_prepared(tmp_path)
 
 
-def children_of(process):
-    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
-
-
 def is_running(process):
     try:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
@@ -251,7 +247,7 @@ def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
             stderr=subprocess.DEVNULL,
         )
         wait_until(lambda least=shards: len(list(partial.glob("train-*.json"))) >= least)
-        workers = children_of(maker.pid)
+        workers = Path(f"/proc/{maker.pid}/task/{maker.pid}/children").read_text().split()
         maker.send_signal(signal.SIGKILL)
         maker.wait()
         # Otherwise the workers would write into the directory of the next run.
