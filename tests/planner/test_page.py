@@ -1,9 +1,8 @@
 """The page of a plan needs no other files, is valid, and contains the numbers of the plan."""
 
 import dataclasses
-import json
 import re
-from html import unescape
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from t2tp.report.units import duration, size
 from t2tp.step.memory import PURPOSES
 from t2tp.trainer.planning import request
 from tests.layout_report.reader import Reader
-from tests.layout_report.test_browser import CHROMIUM, chromium
+from tests.layout_report.test_browser import CHROMIUM, measured
 from tests.models.small_lm import make_hparams
 
 
@@ -81,26 +80,6 @@ def test_axes_use_the_space(low, high):
 @pytest.mark.parametrize("width", [1280, 700])
 def test_no_text_of_a_page_is_cut_or_covers_another(found, cluster, tmp_path, width):
     """Tests the width of a window and the width of a printed page."""
-    path = tmp_path / "plan.html"
-    path.write_text(search_report(found).html().replace("</body>", f"{MEASURE}</body>"))
-    dom = chromium(tmp_path, path, "--dump-dom", f"--window-size={width},800")
-    said = json.loads(unescape(re.search("<title>(.*?)</title>", dom)[1]))
+    script = Path(__file__).with_name("measure.js")
+    said = measured(tmp_path, search_report(found).html(), script, width)
     assert said == {"cut": [], "covered": [], "width": width}
-
-
-# Finds texts that extend beyond the window, or that cover each other.
-MEASURE = """
-<script>
-  const texts = [...document.querySelectorAll("svg text, .bars > span, .facts div, td, th, p")];
-  const boxes = texts.map(t => [t.textContent, t.getBoundingClientRect()]);
-  const width = document.documentElement.scrollWidth;
-  const covers = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 &&
-    a.top < b.bottom - 1 && b.top < a.bottom - 1;
-  document.title = JSON.stringify({
-    cut: boxes.filter(([_, b]) => b.left < 0 || b.right > width).map(([t, _]) => t),
-    covered: boxes.flatMap(([t, a], i) =>
-      boxes.slice(i + 1).filter(([_, b]) => covers(a, b)).map(([u, _]) => [t, u])),
-    width: width,
-  });
-</script>
-"""
