@@ -50,45 +50,45 @@ def test_values_are_attributes_in_the_order_of_declaration():
     assert "c" not in hparams
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "kept"),
-    [
-        ("learning_rate", 1, 1.0),
-        ("learning_rate", np.float64(0.5), 0.5),
-        ("num_layers", 3.0, 3),
-        ("layers", ("a",), ["a"]),
-        ("widths", [1, 2.5], [1.0, 2.5]),
-        ("clip", 2, 2.0),
-        ("x", "text", "text"),
-        ("x", [1, True], [1, True]),
-        ("heads", [8.0], [8]),
-    ],
-)
+CASES = [
+    ("learning_rate", 1, 1.0),
+    ("learning_rate", np.float64(0.5), 0.5),
+    ("num_layers", 3.0, 3),
+    ("layers", ("a",), ["a"]),
+    ("widths", [1, 2.5], [1.0, 2.5]),
+    ("clip", 2, 2.0),
+    ("x", "text", "text"),
+    ("x", [1, True], [1, True]),
+    ("heads", [8.0], [8]),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "kept"), CASES)
 def test_a_value_becomes_exactly_the_declared_type(name: str, value: Any, kept: Any):
     hparams = sample()
     hparams.set(name, value)
     assert repr(hparams.get(name)) == repr(kept)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("learning_rate", "0.1", "float"),
-        ("learning_rate", True, "float"),
-        ("learning_rate", math.nan, "float"),
-        ("learning_rate", 10**400, "float"),
-        ("num_layers", 2.5, "int"),
-        ("num_layers", math.inf, "int"),
-        ("num_layers", [1], "int"),
-        ("shared", 1, "bool"),
-        ("mesh_shape", 4, "str"),
-        ("layers", "attention", "list[str]"),
-        ("layers", ["a", 1], "list[str]"),
-        ("heads", [1.5], "list[int]"),
-        ("clip", "x", "float | None"),
-        ("x", {"a": 1}, "any"),
-    ],
-)
+REFUSED = [
+    ("learning_rate", "0.1", "float"),
+    ("learning_rate", True, "float"),
+    ("learning_rate", math.nan, "float"),
+    ("learning_rate", 10**400, "float"),
+    ("num_layers", 2.5, "int"),
+    ("num_layers", math.inf, "int"),
+    ("num_layers", [1], "int"),
+    ("shared", 1, "bool"),
+    ("mesh_shape", 4, "str"),
+    ("layers", "attention", "list[str]"),
+    ("layers", ["a", 1], "list[str]"),
+    ("heads", [1.5], "list[int]"),
+    ("clip", "x", "float | None"),
+    ("x", {"a": 1}, "any"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), REFUSED)
 def test_a_value_of_another_type_is_refused(name: str, value: Any, expected: str):
     hparams = sample()
     with pytest.raises(TypeError) as error:
@@ -194,33 +194,33 @@ def test_diff_names_both_values():
 # Text.
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("", {}),
-        ("learning_rate=1", {"learning_rate": 1.0}),
-        (" learning_rate = 1e-3 , num_layers = 5 ", {"learning_rate": 0.001, "num_layers": 5}),
-        ("num_layers=1e3", {"num_layers": 1000}),
-        ("num_layers='4'", {"num_layers": 4}),
-        ("mesh_shape=a:2;b:4,layout=c:a;d:b", {"mesh_shape": "a:2;b:4", "layout": "c:a;d:b"}),
-        ("mesh_shape=/a/b*.txt", {"mesh_shape": "/a/b*.txt"}),
-        ("layers=[ a , 'b, c' ],num_layers=2", {"layers": ["a", "b, c"], "num_layers": 2}),
-        ("widths=[1,2e-1]", {"widths": [1.0, 0.2]}),
-        ("layout=\"a, b=1, 'c'\"", {"layout": "a, b=1, 'c'"}),
-        (r"layout='it\'s, \n'", {"layout": "it's, \n"}),
-        ("layout=it's,mesh_shape=a[0]", {"layout": "it's", "mesh_shape": "a[0]"}),
-        ("layout=a[0,mesh_shape=b]", {"layout": "a[0", "mesh_shape": "b]"}),
-        *((f"shared={word}", {"shared": False}) for word in ("false", "F", "NO", "n", "off", "0")),
-        *((f"shared={word}", {"shared": True}) for word in ("true", "T", "YES", "y", "on", "1")),
-        ("clip=None", {"clip": None}),
-        ("label=none", {"label": None}),
-        ("label='none'", {"label": "none"}),
-        ("x=None", {"x": None}),
-        ("x=3.0", {"x": 3.0}),
-        ("x=inf", {"x": "inf"}),
-        ("x=[1,a,'2']", {"x": [1, "a", "2"]}),
-    ],
-)
+READABLE = [
+    ("", {}),
+    ("learning_rate=1", {"learning_rate": 1.0}),
+    (" learning_rate = 1e-3 , num_layers = 5 ", {"learning_rate": 0.001, "num_layers": 5}),
+    ("num_layers=1e3", {"num_layers": 1000}),
+    ("num_layers='4'", {"num_layers": 4}),
+    ("mesh_shape=a:2;b:4,layout=c:a;d:b", {"mesh_shape": "a:2;b:4", "layout": "c:a;d:b"}),
+    ("mesh_shape=/a/b*.txt", {"mesh_shape": "/a/b*.txt"}),
+    ("layers=[ a , 'b, c' ],num_layers=2", {"layers": ["a", "b, c"], "num_layers": 2}),
+    ("widths=[1,2e-1]", {"widths": [1.0, 0.2]}),
+    ("layout=\"a, b=1, 'c'\"", {"layout": "a, b=1, 'c'"}),
+    (r"layout='it\'s, \n'", {"layout": "it's, \n"}),
+    ("layout=it's,mesh_shape=a[0]", {"layout": "it's", "mesh_shape": "a[0]"}),
+    ("layout=a[0,mesh_shape=b]", {"layout": "a[0", "mesh_shape": "b]"}),
+    *((f"shared={word}", {"shared": False}) for word in ("false", "F", "NO", "n", "off", "0")),
+    *((f"shared={word}", {"shared": True}) for word in ("true", "T", "YES", "y", "on", "1")),
+    ("clip=None", {"clip": None}),
+    ("label=none", {"label": None}),
+    ("label='none'", {"label": "none"}),
+    ("x=None", {"x": None}),
+    ("x=3.0", {"x": 3.0}),
+    ("x=inf", {"x": "inf"}),
+    ("x=[1,a,'2']", {"x": [1, "a", "2"]}),
+]
+
+
+@pytest.mark.parametrize(("text", "parsed"), READABLE)
 def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
     hparams = sample()
     assert repr(hparams.parse(text)) == repr(parsed)
@@ -228,34 +228,34 @@ def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
     assert [name for name, _, _ in sample().diff(hparams) if name not in parsed] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("learning_rate=fast", "learning_rate=fast: expected float, got 'fast'"),
-        ("learning_rate=1e999", "learning_rate=1e999: expected float, got '1e999'"),
-        ("num_layers=2.5", "num_layers=2.5: expected int, got '2.5'"),
-        ("num_layers=1e30", "num_layers=1e30: expected int, got '1e30'"),
-        ("num_layers=5,shared=2", "shared=2: expected bool, got '2'"),
-        ("heads=[1,b]", "heads=[1,b]: expected list[int], got '[1,b]'"),
-        ("layers=attention", "lists stand in brackets: layers=[attention]"),
-        ("layers=[a,]", "neither empty nor lists"),
-        ("layers=[a]b", "nothing can follow the closing bracket"),
-        ("mesh_shape=[a]", "expected str, got '[a]'; not a list; or quote it: mesh_shape='[a]'"),
-        ("num_layers=4 shared=no", "is a comma missing?"),
-        ("layout='a'b", "layout='a'b: nothing can follow the closing quote"),
-        ("layout='a", "\"layout='a\": the ' is never closed"),
-        ("layers=[a,shared=no", "'layers=[a,shared=no': the [ is never closed"),
-        ("layoyt=x", "layoyt=x: no hyperparameter 'layoyt': did you mean layout"),
-        ("zzzz=1", "no hyperparameter 'zzzz': the hyperparameters are clip, heads, "),
-        ("layers[0]=a", "no hyperparameter 'layers[0]': did you mean layers"),
-        ("num_layers=4,num_layers=5", "num_layers=5: num_layers occurs twice"),
-        ("num_layers", "'num_layers' is not name=value; write name=value"),
-        ("mesh_shape=a:2,b:4,num_layers=3", "use ';' between mesh axes and between layout rules"),
-        ("mesh_shape=a:2,b:4,num_layers=3", "rules: mesh_shape=a:2;b:4"),
-        ("layout=a:b,c:d,e:f", "layout=a:b;c:d;e:f"),
-        ("layers=a,b", 'brackets: layers=[a,b]; text with commas in quotes: layers="a,b"'),
-    ],
-)
+UNREADABLE = [
+    ("learning_rate=fast", "learning_rate=fast: expected float, got 'fast'"),
+    ("learning_rate=1e999", "learning_rate=1e999: expected float, got '1e999'"),
+    ("num_layers=2.5", "num_layers=2.5: expected int, got '2.5'"),
+    ("num_layers=1e30", "num_layers=1e30: expected int, got '1e30'"),
+    ("num_layers=5,shared=2", "shared=2: expected bool, got '2'"),
+    ("heads=[1,b]", "heads=[1,b]: expected list[int], got '[1,b]'"),
+    ("layers=attention", "lists stand in brackets: layers=[attention]"),
+    ("layers=[a,]", "neither empty nor lists"),
+    ("layers=[a]b", "nothing can follow the closing bracket"),
+    ("mesh_shape=[a]", "expected str, got '[a]'; not a list; or quote it: mesh_shape='[a]'"),
+    ("num_layers=4 shared=no", "is a comma missing?"),
+    ("layout='a'b", "layout='a'b: nothing can follow the closing quote"),
+    ("layout='a", "\"layout='a\": the ' is never closed"),
+    ("layers=[a,shared=no", "'layers=[a,shared=no': the [ is never closed"),
+    ("layoyt=x", "layoyt=x: no hyperparameter 'layoyt': did you mean layout"),
+    ("zzzz=1", "no hyperparameter 'zzzz': the hyperparameters are clip, heads, "),
+    ("layers[0]=a", "no hyperparameter 'layers[0]': did you mean layers"),
+    ("num_layers=4,num_layers=5", "num_layers=5: num_layers occurs twice"),
+    ("num_layers", "'num_layers' is not name=value; write name=value"),
+    ("mesh_shape=a:2,b:4,num_layers=3", "use ';' between mesh axes and between layout rules"),
+    ("mesh_shape=a:2,b:4,num_layers=3", "rules: mesh_shape=a:2;b:4"),
+    ("layout=a:b,c:d,e:f", "layout=a:b;c:d;e:f"),
+    ("layers=a,b", 'brackets: layers=[a,b]; text with commas in quotes: layers="a,b"'),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), UNREADABLE)
 def test_text_that_cannot_be_read_is_refused_and_sets_nothing(text: str, message: str):
     hparams = sample()
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -75,17 +75,17 @@ def test_a_trial_sets_hparams_or_nothing():
         assert lacking == before
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda r: r.set_float("rate", 0.0, 1.0), "two ranges of rate"),
-        (lambda r: r.set_float("x", 2.0, 1.0), "range of x is empty: from 2.0 to 1.0"),
-        (lambda r: r.set_float("x", 0.0, 1.0, scale="log"), "must be above 0"),
-        (lambda r: r.set_float("x", 1.0, 2.0, scale="lgo"), "did you mean log"),
-        (lambda r: r.set_discrete("x", []), "range of x is empty"),
-        (lambda r: r.sample_trial(-1), "counted from 0"),
-    ],
-)
+REFUSED = [
+    (lambda r: r.set_float("rate", 0.0, 1.0), "two ranges of rate"),
+    (lambda r: r.set_float("x", 2.0, 1.0), "range of x is empty: from 2.0 to 1.0"),
+    (lambda r: r.set_float("x", 0.0, 1.0, scale="log"), "must be above 0"),
+    (lambda r: r.set_float("x", 1.0, 2.0, scale="lgo"), "did you mean log"),
+    (lambda r: r.set_discrete("x", []), "range of x is empty"),
+    (lambda r: r.sample_trial(-1), "counted from 0"),
+]
+
+
+@pytest.mark.parametrize(("call", "says"), REFUSED)
 def test_what_cannot_be_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
         call(ranged())
@@ -124,14 +124,14 @@ def test_a_grid_has_every_point_once():
     ]
 
 
-@pytest.mark.parametrize(
-    ("when", "says"),
-    [
-        ({"kinds": ["adam"]}, "depends on kinds, which is no choice before it: did you mean kind"),
-        ({"momentum": [0.5]}, "depends on momentum, which is no choice before it"),
-        ({"kind": ["Adam"]}, "depends on kind='Adam', which is not in: 'adam', 'sgd', 'momentum'"),
-    ],
-)
+NEVER = [
+    ({"kinds": ["adam"]}, "depends on kinds, which is no choice before it: did you mean kind"),
+    ({"momentum": [0.5]}, "depends on momentum, which is no choice before it"),
+    ({"kind": ["Adam"]}, "depends on kind='Adam', which is not in: 'adam', 'sgd', 'momentum'"),
+]
+
+
+@pytest.mark.parametrize(("when", "says"), NEVER)
 def test_conditions_that_never_hold_are_refused(when, says):
     with pytest.raises(ValueError, match=says):
         conditional().set_float("x", 0.0, 1.0, when=when)

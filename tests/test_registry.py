@@ -15,17 +15,17 @@ def animals() -> registry.Registry:
     return registry.Registry("animal")
 
 
-@pytest.mark.parametrize(
-    ("camel", "snake"),
-    [
-        ("TransformerLm", "transformer_lm"),
-        ("TransformerLM", "transformer_lm"),
-        ("MtfResNet", "mtf_res_net"),
-        ("MtfBitransformer", "mtf_bitransformer"),
-        ("Image2Text", "image2_text"),
-        ("already_snake", "already_snake"),
-    ],
-)
+CASES = [
+    ("TransformerLm", "transformer_lm"),
+    ("TransformerLM", "transformer_lm"),
+    ("MtfResNet", "mtf_res_net"),
+    ("MtfBitransformer", "mtf_bitransformer"),
+    ("Image2Text", "image2_text"),
+    ("already_snake", "already_snake"),
+]
+
+
+@pytest.mark.parametrize(("camel", "snake"), CASES)
 def test_class_names_become_snake_case(camel: str, snake: str):
     assert registry.snake_case(camel) == snake
 

@@ -14,16 +14,16 @@ PEER = check.Name("step", "1x1", "peer")
 ANOTHER = check.Name("step", "1x1", "another")
 
 
-@pytest.mark.parametrize(
-    ("now", "is_loss"),
-    [
-        (Ratio(0.80, 0.0), False),
-        (Ratio(0.50, 0.0), False),
-        (Ratio(0.95, 0.0), False),  # 0.8 * (1.15 + 0.05) = 0.96
-        (Ratio(0.97, 0.0), True),
-        (Ratio(0.97, 0.1), False),
-    ],
-)
+CASES = [
+    (Ratio(0.80, 0.0), False),
+    (Ratio(0.50, 0.0), False),
+    (Ratio(0.95, 0.0), False),  # 0.8 * (1.15 + 0.05) = 0.96
+    (Ratio(0.97, 0.0), True),
+    (Ratio(0.97, 0.1), False),
+]
+
+
+@pytest.mark.parametrize(("now", "is_loss"), CASES)
 def test_a_loss_is_beyond_15_percent_and_the_spread_of_both(now, is_loss):
     (change,) = check.compare({PEER: Ratio(0.8, 0.05)}, {PEER: now})
     assert change.is_loss is is_loss

@@ -67,16 +67,16 @@ def test_a_peer_that_hangs_is_absent(peer, monkeypatch):
     assert take_turns([hanging], 1, 1)[1] == {"a": "said nothing for 0 seconds"}
 
 
-@pytest.mark.parametrize(
-    ("loss", "dtype", "is_absent"),
-    [
-        (1.00005, "float32", False),
-        (1.0005, "float32", True),
-        (1.0005, "bfloat16", False),
-        (1.05, "bfloat16", True),
-        (float("nan"), "float32", True),
-    ],
-)
+CASES = [
+    (1.00005, "float32", False),
+    (1.0005, "float32", True),
+    (1.0005, "bfloat16", False),
+    (1.05, "bfloat16", True),
+    (float("nan"), "float32", True),
+]
+
+
+@pytest.mark.parametrize(("loss", "dtype", "is_absent"), CASES)
 def test_a_peer_with_another_first_loss_computes_something_else(peer, loss, dtype, is_absent):
     other = peer("b", f"--dtype={dtype}", loss=f"float('{loss}')")
     _, absent = take_turns([peer("a"), other], turns=1, steps=1)

@@ -113,14 +113,14 @@ def _renamed(run):
     (run / "step-00000001").rename(run / "step-00000009")
 
 
-@pytest.mark.parametrize(
-    ("spoil", "step", "said"),
-    [
-        (_cut_short, 1, f"step-00000002 is damaged: its file {DATA} has 100 bytes"),
-        (_unfinished, 2, "step-00000003.tmp: it was not finished"),
-        (_renamed, 2, "step-00000009: it holds step 1"),
-    ],
-)
+CASES = [
+    (_cut_short, 1, f"step-00000002 is damaged: its file {DATA} has 100 bytes"),
+    (_unfinished, 2, "step-00000003.tmp: it was not finished"),
+    (_renamed, 2, "step-00000009: it holds step 1"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "step", "said"), CASES)
 def test_latest_skips_a_checkpoint_and_says_why(run, warnings, spoil, step, said):
     spoil(run)
     samples.assert_is_step(latest(run), step)
@@ -154,14 +154,15 @@ def _is_a_link_to_itself(path):
     path.symlink_to(path)
 
 
+IN_ITS_PLACE = [
+    lambda path: (path / DATA).unlink(),
+    lambda path: (path / "FINISHED").unlink(),
+    *(_has_another_steps_name, _is_a_file, _is_a_link_to_itself),
+]
+
+
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda path: (path / DATA).unlink(),
-        lambda path: (path / "FINISHED").unlink(),
-        *(_has_another_steps_name, _is_a_file, _is_a_link_to_itself),
-    ],
-    ids=["no file", "no marker", "another step", "a file", "a link"],
+    "spoil", IN_ITS_PLACE, ids=["no file", "no marker", "another step", "a file", "a link"]
 )
 def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, warnings, spoil):
     path = run / "step-00000002"

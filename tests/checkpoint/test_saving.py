@@ -85,13 +85,13 @@ def test_a_name_that_is_not_there_names_the_nearest(tmp_path):
         checkpoint.read([Slice.full("tabel", (16, 12), tf.float32)])
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "message"),
-    [
-        ((16, 13), tf.float32, r"float32 \(16, 12\).*float32 \(16, 13\)"),
-        ((16, 12), tf.bfloat16, r"float32 \(16, 12\).*bfloat16 \(16, 12\)"),
-    ],
-)
+REFUSED = [
+    ((16, 13), tf.float32, r"float32 \(16, 12\).*float32 \(16, 13\)"),
+    ((16, 12), tf.bfloat16, r"float32 \(16, 12\).*bfloat16 \(16, 12\)"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "message"), REFUSED)
 def test_another_shape_or_dtype_is_refused_naming_both(tmp_path, shape, dtype, message):
     checkpoint = Checkpoint(save_step(tmp_path, 1))
     with pytest.raises(ValueError, match=message):
@@ -112,21 +112,21 @@ def test_a_saved_step_is_not_overwritten(tmp_path):
     samples.assert_is_step(latest(tmp_path), 3)
 
 
-@pytest.mark.parametrize(
-    ("step", "values", "metadata", "message"),
-    [
-        (-1, samples.of_step(1), {}, "at least 0, not -1"),
-        (2, [], {}, "nothing to save at step 2"),
-        (2, samples.of_step(1)[1:], {}, "The 7 slices of 'table' have 168"),
-        (2, samples.of_step(1), {"a": (1, 2)}, "lists for tuples"),
-        (2, samples.of_step(1), {"a": {1: 2}}, "strings for keys"),
-        (2, samples.of_step(1), {"a": float("nan")}, "plain JSON"),
-        (2, samples.of_step(1), {"a": np.float32(1)}, "plain JSON.*float32"),
-        (2, [(samples.part((0, 0), (4, 6)), tf.zeros((4, 5)))], {}, r"\(4, 6\).*\(4, 5\)"),
-        (2, [(samples.part((0, 0), (1, 1)), tf.zeros((1, 1), tf.int32))], {}, "float32.*int32"),
-        (2, [(Slice.full("s", (), tf.string), tf.constant("a"))], {}, "is string.*they store"),
-    ],
-)
+WRONG_SAVES = [
+    (-1, samples.of_step(1), {}, "at least 0, not -1"),
+    (2, [], {}, "nothing to save at step 2"),
+    (2, samples.of_step(1)[1:], {}, "The 7 slices of 'table' have 168"),
+    (2, samples.of_step(1), {"a": (1, 2)}, "lists for tuples"),
+    (2, samples.of_step(1), {"a": {1: 2}}, "strings for keys"),
+    (2, samples.of_step(1), {"a": float("nan")}, "plain JSON"),
+    (2, samples.of_step(1), {"a": np.float32(1)}, "plain JSON.*float32"),
+    (2, [(samples.part((0, 0), (4, 6)), tf.zeros((4, 5)))], {}, r"\(4, 6\).*\(4, 5\)"),
+    (2, [(samples.part((0, 0), (1, 1)), tf.zeros((1, 1), tf.int32))], {}, "float32.*int32"),
+    (2, [(Slice.full("s", (), tf.string), tf.constant("a"))], {}, "is string.*they store"),
+]
+
+
+@pytest.mark.parametrize(("step", "values", "metadata", "message"), WRONG_SAVES)
 def test_a_wrong_save_is_refused_and_leaves_nothing(tmp_path, step, values, metadata, message):
     save_step(tmp_path, 1)
     with pytest.raises(ValueError, match=message):

@@ -92,18 +92,18 @@ def truth(options: DecodeOptions, logits: np.ndarray) -> np.ndarray:
     return result / result.sum()
 
 
+SAMPLINGS = [
+    "temperature=1",
+    "temperature=0.5",
+    "top_k=7",
+    "top_p=0.6",
+    "temperature=2,min_p=0.3",
+    "temperature=2,top_k=20,top_p=0.9,min_p=0.1",
+]
+
+
 @pytest.mark.parametrize("layout", ["", "vocab:x"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "temperature=1",
-        "temperature=0.5",
-        "top_k=7",
-        "top_p=0.6",
-        "temperature=2,min_p=0.3",
-        "temperature=2,top_k=20,top_p=0.9,min_p=0.1",
-    ],
-)
+@pytest.mark.parametrize("text", SAMPLINGS)
 def test_tokens_come_as_often_as_the_softmax_says(text, layout):
     """Makes a chi-square test with a false-alarm probability of 1e-4."""
     tokens, count = 40, 4000

@@ -247,17 +247,17 @@ def test_decoding_turns_nobody_away():
     assert (ran["cut"] == 0).all(-1).any()
 
 
-@pytest.mark.parametrize(
-    ("routing", "message"),
-    [
-        (RoutingConfig(4, "top_3"), "did you mean top_"),
-        (RoutingConfig(1, "top_2"), "top_2 chooses 2 .* num_experts=1"),
-        (RoutingConfig(4, "expert_choice", dispatch="dropless"), "supports neither"),
-        (RoutingConfig(4, group_size=-1), "moe_group_size is -1"),
-        (RoutingConfig(4, capacity_factor_train=0.0), "above 0"),
-        (RoutingConfig(4, top_groups=2), "moe_top_groups=2"),
-    ],
-)
+REFUSED = [
+    (RoutingConfig(4, "top_3"), "did you mean top_"),
+    (RoutingConfig(1, "top_2"), "top_2 chooses 2 .* num_experts=1"),
+    (RoutingConfig(4, "expert_choice", dispatch="dropless"), "supports neither"),
+    (RoutingConfig(4, group_size=-1), "moe_group_size is -1"),
+    (RoutingConfig(4, capacity_factor_train=0.0), "above 0"),
+    (RoutingConfig(4, top_groups=2), "moe_top_groups=2"),
+]
+
+
+@pytest.mark.parametrize(("routing", "message"), REFUSED)
 def test_what_cannot_work_is_refused(routing, message):
     with pytest.raises(ValueError, match=message):
         MixtureOfExperts(routing, mlp="relu", d_ff=8)

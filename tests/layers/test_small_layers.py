@@ -84,14 +84,14 @@ def test_decisions_of_dropout_can_be_shared_along_a_dimension():
     assert (alone != alone[:, :1]).any()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Norm("rsm"), "did you mean rms"),
-        (lambda: FeedForward("swigl", 8), "did you mean swiglu"),
-        (lambda: Dropout(1.0), "rate of dropout is 1.0, and must be .* below 1"),
-    ],
-)
+REFUSED = [
+    (lambda: Norm("rsm"), "did you mean rms"),
+    (lambda: FeedForward("swigl", 8), "did you mean swiglu"),
+    (lambda: Dropout(1.0), "rate of dropout is 1.0, and must be .* below 1"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_what_does_not_exist_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -102,18 +102,18 @@ def test_a_dimension_that_is_not_there_is_named():
         run(lambda x: {"y": Dropout(0.5, ["lenght"])(x, True)}, INPUTS)
 
 
-@pytest.mark.parametrize(
-    ("size", "wanted"),
-    [
-        (0, [4, 6]),
-        (6, [4, 6]),
-        (4, [4, 2, 3]),
-        (1, [4, 6, 1]),
-        (12, [2, 12]),
-        (18, [2, 12]),
-        (99, [1, 24]),
-    ],
-)
+CASES = [
+    (0, [4, 6]),
+    (6, [4, 6]),
+    (4, [4, 2, 3]),
+    (1, [4, 6, 1]),
+    (12, [2, 12]),
+    (18, [2, 12]),
+    (99, [1, 24]),
+]
+
+
+@pytest.mark.parametrize(("size", "wanted"), CASES)
 def test_groups_divide_rows_or_rows_divide_groups(size, wanted):
     y = run(lambda x: {"y": mtf.reshape(x, grouped_shape(x.shape, size))}, INPUTS)["y"]
     assert list(y.shape) == [*wanted, 8]

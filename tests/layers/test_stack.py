@@ -77,13 +77,13 @@ def test_a_layer_computed_again_repeats_its_sums():
     assert reductions("attention") >= plain
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: stack([layer()], "pro"), "norm_position is 'pro'"),
-        (lambda: stack([layer()], recompute="layers"), "did you mean layer"),
-    ],
-)
+REFUSED = [
+    (lambda: stack([layer()], "pro"), "norm_position is 'pro'"),
+    (lambda: stack([layer()], recompute="layers"), "did you mean layer"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_what_cannot_work_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -28,16 +28,17 @@ def run(compute):
 A_SUM, B_SUM = X.sum(0), np.square(X).sum(0)
 
 
+CASES = [
+    (lambda a: a * 3.0, A_SUM * 3),
+    (lambda a: -a, -A_SUM),
+    (lambda a: a / 4.0, A_SUM / 4),
+    (lambda a: mtf.transpose(mtf.transpose(a, [C, A]), [A, C]), A_SUM),
+    (lambda a: -(a * 2.0) * 0.5, -A_SUM),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        (lambda a: a * 3.0, A_SUM * 3),
-        (lambda a: -a, -A_SUM),
-        (lambda a: a / 4.0, A_SUM / 4),
-        (lambda a: mtf.transpose(mtf.transpose(a, [C, A]), [A, C]), A_SUM),
-        (lambda a: -(a * 2.0) * 0.5, -A_SUM),
-    ],
-    ids=["scaled", "negated", "divided", "transposed", "all"],
+    ("change", "wanted"), CASES, ids=["scaled", "negated", "divided", "transposed", "all"]
 )
 def test_a_sum_that_is_changed_and_then_split_is_a_reducescatter(change, wanted):
     (y,), moved = run(lambda a, b: [mtf.reshape(change(a), [P, C])])

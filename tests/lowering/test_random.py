@@ -34,15 +34,15 @@ def test_known_values():
     assert random.bits(key, index).numpy().tolist() == wanted
 
 
-@pytest.mark.parametrize(
-    ("shape", "begin", "size"),
-    [
-        ([], [], []),
-        ([7], [3], [4]),
-        ([1 << 20, 1 << 19], [(1 << 20) - 3, 5], [3, 2]),  # indices beyond 32 bits
-        ([5, 1, 40, 90], [1, 0, 2, 3], [4, 1, 30, 80]),
-    ],
-)
+CASES = [
+    ([], [], []),
+    ([7], [3], [4]),
+    ([1 << 20, 1 << 19], [(1 << 20) - 3, 5], [3, 2]),  # indices beyond 32 bits
+    ([5, 1, 40, 90], [1, 0, 2, 3], [4, 1, 30, 80]),
+]
+
+
+@pytest.mark.parametrize(("shape", "begin", "size"), CASES)
 def test_the_bits_of_a_slice_are_those_of_its_elements_in_the_whole(shape, begin, size):
     key = random.make_key("a slice")
     wanted = random.bits(
@@ -103,21 +103,21 @@ def test_distributions_have_their_moments():
     assert np.abs(t).max() <= 2.0001 and abs(t.std() - 0.8796) < 0.01
 
 
-@pytest.mark.parametrize(
-    "initializer",
-    [
-        None,
-        tf.compat.v1.random_normal_initializer(stddev=0.3),
-        tf.compat.v1.truncated_normal_initializer(mean=1.0, stddev=0.3),
-        tf.compat.v1.random_uniform_initializer(-1, 3),
-        tf.compat.v1.variance_scaling_initializer(2.0),
-        tf.compat.v1.glorot_normal_initializer(),
-        tf.keras.initializers.HeNormal(),
-        tf.compat.v1.constant_initializer(7.0),
-        lambda shape, dtype: tf.random.normal(shape, dtype=dtype),
-        lambda shape, dtype: tf.reshape(tf.range(np.prod(shape), dtype=dtype), shape),
-    ],
-)
+INITIALIZERS = [
+    None,
+    tf.compat.v1.random_normal_initializer(stddev=0.3),
+    tf.compat.v1.truncated_normal_initializer(mean=1.0, stddev=0.3),
+    tf.compat.v1.random_uniform_initializer(-1, 3),
+    tf.compat.v1.variance_scaling_initializer(2.0),
+    tf.compat.v1.glorot_normal_initializer(),
+    tf.keras.initializers.HeNormal(),
+    tf.compat.v1.constant_initializer(7.0),
+    lambda shape, dtype: tf.random.normal(shape, dtype=dtype),
+    lambda shape, dtype: tf.reshape(tf.range(np.prod(shape), dtype=dtype), shape),
+]
+
+
+@pytest.mark.parametrize("initializer", INITIALIZERS)
 def test_a_slice_of_an_initial_value_is_that_part_of_the_whole(initializer):
     def part(begin, size):
         return initial_slice(initializer, "w", [6, 4], begin, size, tf.float32, seed=3).numpy()
@@ -127,14 +127,14 @@ def test_a_slice_of_an_initial_value_is_that_part_of_the_whole(initializer):
     np.testing.assert_array_equal(part([2, 1], [3, 2]), whole[2:5, 1:3])
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (None, tf.keras.initializers.GlorotUniform(seed=1)),
-        (tf.compat.v1.glorot_normal_initializer(), tf.keras.initializers.GlorotNormal(seed=1)),
-        (tf.keras.initializers.HeUniform(), tf.keras.initializers.HeUniform(seed=1)),
-    ],
-)
+PAIRS = [
+    (None, tf.keras.initializers.GlorotUniform(seed=1)),
+    (tf.compat.v1.glorot_normal_initializer(), tf.keras.initializers.GlorotNormal(seed=1)),
+    (tf.keras.initializers.HeUniform(), tf.keras.initializers.HeUniform(seed=1)),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_initial_values_are_distributed_as_the_initializer_says(ours, theirs):
     shape = [300, 200]
     mine = initial_slice(ours, "w", shape, [0, 0], shape, tf.float32, seed=0).numpy()

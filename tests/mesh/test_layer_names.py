@@ -25,15 +25,15 @@ def test_numbers_of_scopes_become_one(expected):
     assert len(group.members) == len(NAMES[expected])
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["einsum_1", "einsum_2"],
-        ["layer_0/w_1", "layer_0/w_2"],
-        ["layer_0/einsum_1/gradients/add", "layer_0/einsum_2/gradients/add"],
-        ["layer_0/q", "block_0/q"],
-    ],
-)
+APART = [
+    ["einsum_1", "einsum_2"],
+    ["layer_0/w_1", "layer_0/w_2"],
+    ["layer_0/einsum_1/gradients/add", "layer_0/einsum_2/gradients/add"],
+    ["layer_0/q", "block_0/q"],
+]
+
+
+@pytest.mark.parametrize("names", APART)
 def test_other_names_stay_apart(names):
     assert [group.name for group in group_layers(names, str, lambda _: None)] == names
 

@@ -29,34 +29,34 @@ def test_rule_for_an_absent_axis_is_idle():
     assert layout.slice_size(SHAPE) == (2, 12)
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "rules", "said"),
-    [
-        ("data", "", "'data' is not of the form 'data:2'"),
-        ("data:x", "", "must be a positive integer, not 'x'"),
-        ("data:0", "", "must be a positive integer, not '0'"),
-        ("data:2;data:4", "", "names axis 'data' twice"),
-        ("data:2", "batch", "'batch' is not of the form 'batch:data'"),
-        ("data:2;model:2", "batch:data;batch:model", "write one rule: .batch:data.model."),
-        ("data:2;model:2", "batch:data+data", "must name different axes"),
-        ("data:2;model:2", "batch:data+", "must name different axes"),
-    ],
-)
+MALFORMED = [
+    ("data", "", "'data' is not of the form 'data:2'"),
+    ("data:x", "", "must be a positive integer, not 'x'"),
+    ("data:0", "", "must be a positive integer, not '0'"),
+    ("data:2;data:4", "", "names axis 'data' twice"),
+    ("data:2", "batch", "'batch' is not of the form 'batch:data'"),
+    ("data:2;model:2", "batch:data;batch:model", "write one rule: .batch:data.model."),
+    ("data:2;model:2", "batch:data+data", "must name different axes"),
+    ("data:2;model:2", "batch:data+", "must name different axes"),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "rules", "said"), MALFORMED)
 def test_malformed_text_is_refused(mesh_shape, rules, said):
     with pytest.raises(LayoutError, match=said):
         Layout(mesh_shape, rules)
 
 
-@pytest.mark.parametrize(
-    ("hparams", "expected"),
-    [
-        (HParams(mesh_shape="a:2", layout="batch:a"), "mesh a:2, layout batch:a"),
-        ({"mesh_shape": " a:2 ;b:3;", "layout": "batch:a,batch:a"}, "mesh a:2;b:3, layout batch:a"),
-        ({"mesh_shape": "a:2", "rate": 0.1}, "mesh a:2, layout (none)"),
-        (HParams(d_ff=8), "mesh of one device, layout (none)"),
-        (None, "mesh of one device, layout (none)"),
-    ],
-)
+CASES = [
+    (HParams(mesh_shape="a:2", layout="batch:a"), "mesh a:2, layout batch:a"),
+    ({"mesh_shape": " a:2 ;b:3;", "layout": "batch:a,batch:a"}, "mesh a:2;b:3, layout batch:a"),
+    ({"mesh_shape": "a:2", "rate": 0.1}, "mesh a:2, layout (none)"),
+    (HParams(d_ff=8), "mesh of one device, layout (none)"),
+    (None, "mesh of one device, layout (none)"),
+]
+
+
+@pytest.mark.parametrize(("hparams", "expected"), CASES)
 def test_hparams_name_the_layout(hparams, expected):
     assert str(Layout.from_hparams(hparams)) == expected
 

@@ -146,14 +146,14 @@ def test_seven_rows_are_not_split():
         loss_program("mtf_resnet", hparams, batch, "rows:2", training=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("basic", {"filter_sizes": [8, 8]}, "must be one for the stem and one for each of the 2"),
-        ("vit_mean", {"image_mean": [0.5, 0.5]}, "image_mean has 2 values, and images have 1"),
-        ("vit_mean", {"patch_size": 3}, "patch_size 3 must divide the images' 8 rows and 16"),
-    ],
-)
+REFUSED = [
+    ("basic", {"filter_sizes": [8, 8]}, "must be one for the stem and one for each of the 2"),
+    ("vit_mean", {"image_mean": [0.5, 0.5]}, "image_mean has 2 values, and images have 1"),
+    ("vit_mean", {"patch_size": 3}, "patch_size 3 must divide the images' 8 rows and 16"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "message"), REFUSED)
 def test_what_cannot_be_is_refused(name, values, message):
     with pytest.raises(ValueError, match=message):
         loss_program(*make(name, **values))

@@ -76,13 +76,13 @@ def test_images_of_another_shape_are_refused():
         program_of("full", image_shape=[8, 8, 1])
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"image_shape": [8, 8]}, r"must be \[height,width,channels\], not \[8, 8\]"),
-        ({"attention_type": "local_1d", "block_length": 7}, "blocks of 7 do not divide .*length"),
-    ],
-)
+REFUSED = [
+    ({"image_shape": [8, 8]}, r"must be \[height,width,channels\], not \[8, 8\]"),
+    ({"attention_type": "local_1d", "block_length": 7}, "blocks of 7 do not divide .*length"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
 def test_what_cannot_be_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         program_of(**{"attention_type": "full", **values})
@@ -97,13 +97,13 @@ def test_a_mesh_need_not_divide_the_levels():
     assert_close(program(make_batch()), program_of("full")(make_batch()), 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("prefix", "length", "message"),
-    [
-        ({}, LENGTH, "begins with the feature `prefix`"),
-        ({"prefix": t2tp.Feature("batch:2;prefix_length:1", tf.int32)}, LENGTH + 1, "64 .*not 65"),
-    ],
-)
+WRONG_PROMPTS = [
+    ({}, LENGTH, "begins with the feature `prefix`"),
+    ({"prefix": t2tp.Feature("batch:2;prefix_length:1", tf.int32)}, LENGTH + 1, "64 .*not 65"),
+]
+
+
+@pytest.mark.parametrize(("prefix", "length", "message"), WRONG_PROMPTS)
 def test_decoding_needs_a_prefix_and_the_images_length(prefix, length, message):
     model = MtfImageTransformer(make("full"), {"targets": LEVELS})
 

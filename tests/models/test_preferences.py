@@ -174,16 +174,16 @@ def test_a_loss_without_reference_equals_that_of_trl(kind):
     assert float(computed(batch)["loss"]) == pytest.approx(by_trl(kind, options, scores), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [
-        ("dpo", "label_smoothing", 0.1),
-        ("dpo", "preference_margin", 0.1),
-        ("simpo", "z_loss", 1e-4),
-        ("ipo", "preference_label_smoothing", 0.1),
-        ("orpo", "preference_label_smoothing", 0.1),
-    ],
-)
+REFUSED = [
+    ("dpo", "label_smoothing", 0.1),
+    ("dpo", "preference_margin", 0.1),
+    ("simpo", "z_loss", 1e-4),
+    ("ipo", "preference_label_smoothing", 0.1),
+    ("orpo", "preference_label_smoothing", 0.1),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), REFUSED)
 def test_an_option_without_effect_is_refused(kind, name, value):
     with pytest.raises(ValueError, match=f"{kind} has no {name}: set {name}="):
         program(kind, "", "", **{name: value})

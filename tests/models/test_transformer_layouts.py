@@ -57,15 +57,15 @@ CONTEXT_AND_SEQUENCE = (
 )
 
 
+SPLIT_LENGTHS = [
+    ("masked", SEQUENCE_PARALLEL),
+    ("moe_encdec", SEQUENCE_PARALLEL),
+    ("encdec", CONTEXT_AND_SEQUENCE),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("masked", SEQUENCE_PARALLEL),
-        ("moe_encdec", SEQUENCE_PARALLEL),
-        ("encdec", CONTEXT_AND_SEQUENCE),
-    ],
-)
+@pytest.mark.parametrize(("name", "layout"), SPLIT_LENGTHS)
 def test_a_length_split_between_blocks_changes_nothing(name, layout):
     program = loss_program(FAMILIES[name], *layout, sequence_parallel=True)
     assert_close(program(FAMILIES[name].batch()), on_one_device(name), 1e-5)

@@ -131,15 +131,15 @@ def busy(method: str, path: str) -> tuple[str, str]:
     return "503 Slow Down", "SlowDown"
 
 
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [
-        (busy, "SlowDown"),
-        (lambda method, path: time.sleep(1.0), "imeout"),
-        (lambda method, path: ("403 Forbidden", "SignatureDoesNotMatch"), "access is refused"),
-        ("delete the bucket", "there is no such bucket"),
-    ],
-)
+CASES = [
+    (busy, "SlowDown"),
+    (lambda method, path: time.sleep(1.0), "imeout"),
+    (lambda method, path: ("403 Forbidden", "SignatureDoesNotMatch"), "access is refused"),
+    ("delete the bucket", "there is no such bucket"),
+]
+
+
+@pytest.mark.parametrize(("fault", "sentence"), CASES)
 def test_what_a_store_does_not_take_stays_here(server, fault, sentence):
     session = open_session(waits=(0.01,) * 2)
     with pytest.raises(StoreError, match=sentence) as failure, session:
@@ -273,13 +273,13 @@ def test_a_record_that_a_crash_cut_keeps_its_other_lines(server):
         assert len(found._record.read_bytes()) < 2 * len(whole)  # opening compacts the record
 
 
-@pytest.mark.parametrize(
-    ("flags", "advice"),
-    [
-        (["--decode_from_file=s3://bucket/in.txt"], "give --decode_to_file"),
-        (["--split=test", "--decode_to_file=s3://bucket/out"], "omit it or name a local path"),
-    ],
-)
+REFUSED = [
+    (["--decode_from_file=s3://bucket/in.txt"], "give --decode_to_file"),
+    (["--split=test", "--decode_to_file=s3://bucket/out"], "omit it or name a local path"),
+]
+
+
+@pytest.mark.parametrize(("flags", "advice"), REFUSED)
 def test_decoded_files_in_a_store_are_refused(server, tmp_path, capfd, flags, advice):
     server.files().pipe_file("bucket/in.txt", b"1")
     assert programs.t2tp_decoder(["t2tp_decoder", f"--output_dir={tmp_path}", *flags]) == 2
@@ -302,13 +302,13 @@ def test_addresses_have_no_credentials(address):
     assert "secret" not in str(failure.value)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("s3://key:secret/x@bucket/run", "az://c/x?v=1&sig=secret", "a,s3://b/x:s3://k:secret@b"),
-        *("s3:/key:secret@bucket/run", "S3://key:secret@bucket/run", "gs:k:secret@bucket"),
-    ],
-)
+WITH_SECRETS = [
+    *("s3://key:secret/x@bucket/run", "az://c/x?v=1&sig=secret", "a,s3://b/x:s3://k:secret@b"),
+    *("s3:/key:secret@bucket/run", "S3://key:secret@bucket/run", "gs:k:secret@bucket"),
+]
+
+
+@pytest.mark.parametrize("address", WITH_SECRETS)
 def test_credentials_are_refused_before_an_address_is_cut(server, address):
     with open_session() as session:
         for take in (
@@ -321,16 +321,16 @@ def test_credentials_are_refused_before_an_address_is_cut(server, address):
         assert not session.mirrors
 
 
-@pytest.mark.parametrize(
-    ("address", "opened"),
-    [
-        ("bucket/checkpoints", "bucket/checkpoints"),
-        ("bucket/checkpoints/step-00000001", "bucket/checkpoints"),
-        ("bucket/llama/checkpoints", "bucket/llama/checkpoints"),
-        ("bucket/made/checkpoints", "bucket/made"),
-        ("bucket/x/checkpoints/step-00000001/variables", "bucket/x"),
-    ],
-)
+OPENED = [
+    ("bucket/checkpoints", "bucket/checkpoints"),
+    ("bucket/checkpoints/step-00000001", "bucket/checkpoints"),
+    ("bucket/llama/checkpoints", "bucket/llama/checkpoints"),
+    ("bucket/made/checkpoints", "bucket/made"),
+    ("bucket/x/checkpoints/step-00000001/variables", "bucket/x"),
+]
+
+
+@pytest.mark.parametrize(("address", "opened"), OPENED)
 def test_the_run_of_an_address_is_opened(server, address, opened):
     server.files().pipe_file("bucket/made/run.yaml", b"{}")
     with open_session() as session:

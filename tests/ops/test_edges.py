@@ -221,15 +221,15 @@ def test_batch_norm_written_out_for_xla_has_the_kernels_gradients():
         assert_close(written_out, kernels, 3e-6)
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "layout", "xla"),
-    [
-        ("", "", None),
-        ("data:2;rows:2;model:2", "batch:data;height:rows;channels:model", None),
-        ("", "", True),
-        ("", "", False),
-    ],
-)
+CASES = [
+    ("", "", None),
+    ("data:2;rows:2;model:2", "batch:data;height:rows;channels:model", None),
+    ("", "", True),
+    ("", "", False),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout", "xla"), CASES)
 @pytest.mark.parametrize("mean", [0.7, 4096.0])
 def test_batch_statistics_far_from_zero_keep_their_digits(mesh_shape, layout, xla, mean):
     inputs = image_inputs(mean)

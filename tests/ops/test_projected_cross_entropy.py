@@ -47,16 +47,16 @@ def chunked(chunk):
     return loss
 
 
+CASES = [
+    ("", ""),
+    ("data:2;model:2", "batch:data;vocab:model"),
+    ("data:2;model:4", "length:data;vocab:model"),  # the mesh does not divide 14 classes
+    ("data:2;model:2", "batch:data;d_model:model"),
+]
+
+
 @pytest.mark.parametrize("chunk", [0, 1, 3])
-@pytest.mark.parametrize(
-    ("mesh_shape", "layout"),
-    [
-        ("", ""),
-        ("data:2;model:2", "batch:data;vocab:model"),
-        ("data:2;model:4", "length:data;vocab:model"),  # the mesh does not divide 14 classes
-        ("data:2;model:2", "batch:data;d_model:model"),
-    ],
-)
+@pytest.mark.parametrize(("mesh_shape", "layout"), CASES)
 def test_any_layout_and_chunk_gives_the_plain_loss_and_gradients(mesh_shape, layout, chunk):
     inputs = make_inputs()
     wanted = with_gradients(plain, inputs)

@@ -46,18 +46,18 @@ def trained(family, mesh="one device", stage=0, **changes):
     return losses, before, double_program.values_of(program)
 
 
+CASES = [
+    ("lm", "features", 0, {"use_bias": True}),
+    ("lm", "both", 2, {"microbatches": 2}),
+    ("lm", "three axes", 0, {"num_kv_heads": 2, "mlp": "swiglu", "position": "rotary"}),
+    ("lm", "both", 3, {"lora_dropout": 0.3, "microbatches": 2, "recompute": "layer"}),
+    ("encdec", "both", 3, {}),
+    ("moe", "experts", 3, {}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "mesh", "stage", "changes"),
-    [
-        ("lm", "features", 0, {"use_bias": True}),
-        ("lm", "both", 2, {"microbatches": 2}),
-        ("lm", "three axes", 0, {"num_kv_heads": 2, "mlp": "swiglu", "position": "rotary"}),
-        ("lm", "both", 3, {"lora_dropout": 0.3, "microbatches": 2, "recompute": "layer"}),
-        ("encdec", "both", 3, {}),
-        ("moe", "experts", 3, {}),
-    ],
-)
+@pytest.mark.parametrize(("family", "mesh", "stage", "changes"), CASES)
 def test_any_layout_trains_the_same_adapters(family, mesh, stage, changes):
     what = {k: v for k, v in changes.items() if k not in ("microbatches", "recompute")}
     losses, _, given = trained(family, mesh, stage, **changes)
@@ -138,15 +138,15 @@ def abstract(step, features, layout, xla):
     return AbstractProgram(step, features, layout=layout)
 
 
-@pytest.mark.parametrize(
-    ("targets", "block", "wanted"),
-    [
-        (["query"], "attention", {"q"}),
-        (["key", "output"], "attention", {"k", "output"}),
-        (["value"], "attention", {"v"}),
-        (["feed_forward"], "feed_forward", {"input", "gate", "output"}),
-    ],
-)
+TARGETS = [
+    (["query"], "attention", {"q"}),
+    (["key", "output"], "attention", {"k", "output"}),
+    (["value"], "attention", {"v"}),
+    (["feed_forward"], "feed_forward", {"input", "gate", "output"}),
+]
+
+
+@pytest.mark.parametrize(("targets", "block", "wanted"), TARGETS)
 def test_targets_alone_have_adapters_and_these_alone_are_trained(targets, block, wanted):
     names = trained_names(lora_targets=targets, mlp="swiglu")
     assert {name.rpartition("/")[0] for name in names} == {f"layer_00/{block}"}
@@ -203,13 +203,13 @@ def test_frozen_weights_are_kept_in_the_dtype_that_they_are_read_in():
     assert [float(first(batch)["loss"]) for _ in range(4)][-1] < float(second(batch, 0)["loss"]) + 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora_targets": []}, "lora_targets"),
-        ({"lora_also_trained": "head"}, "matches no variable .* such as embedding"),
-    ],
-)
+REFUSED = [
+    ({"lora_targets": []}, "lora_targets"),
+    ({"lora_also_trained": "head"}, "matches no variable .* such as embedding"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_adapters_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         trained_names(**changes)

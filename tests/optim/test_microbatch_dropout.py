@@ -18,25 +18,25 @@ MESHES = {
 LOCAL = {"attention_type": "local", "attention_window": 4, "position": "sinusoidal"}
 
 
+CASES = [
+    ("lm", {}, 4, "three axes"),
+    ("lm", {"recompute": "layer"}, 2, "data"),
+    ("lm", LOCAL, 4, "data"),
+    ("masked", {}, 4, "data"),
+    ("moe", {}, 8, "one device"),
+    ("moe", {}, 2, "experts of their own axis"),
+    # Two rows form a group of experts.
+    ("moe", {"moe_group_size": 24, "moe_gating": "top_2"}, 2, "data"),
+    ("moe_classes", {"moe_gating": "expert_choice"}, 2, "data"),
+    ("moe_encdec", {}, 4, "one device"),
+    ("moe_masked", {}, 4, "data"),
+    ("vit", {}, 2, "data"),
+    ("images", {"layer_prepostprocess_dropout": 0.2}, 4, "data"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "changes", "microbatches", "mesh"),
-    [
-        ("lm", {}, 4, "three axes"),
-        ("lm", {"recompute": "layer"}, 2, "data"),
-        ("lm", LOCAL, 4, "data"),
-        ("masked", {}, 4, "data"),
-        ("moe", {}, 8, "one device"),
-        ("moe", {}, 2, "experts of their own axis"),
-        # Two rows form a group of experts.
-        ("moe", {"moe_group_size": 24, "moe_gating": "top_2"}, 2, "data"),
-        ("moe_classes", {"moe_gating": "expert_choice"}, 2, "data"),
-        ("moe_encdec", {}, 4, "one device"),
-        ("moe_masked", {}, 4, "data"),
-        ("vit", {}, 2, "data"),
-        ("images", {"layer_prepostprocess_dropout": 0.2}, 4, "data"),
-    ],
-)
+@pytest.mark.parametrize(("family", "changes", "microbatches", "mesh"), CASES)
 def test_microbatches_and_meshes_change_nothing(family, changes, microbatches, mesh):
     changes, (_, batch, _) = {"num_hidden_layers": 1, **changes}, example(family, {})
     wanted = values(program(family, Layout(), 1, **changes), batch)

@@ -78,14 +78,14 @@ def test_the_norm_of_one_row_is_the_steps_which_leaves_out_the_balance_of_expert
     np.testing.assert_allclose(found["row"], found["step"], 1e-6)
 
 
-@pytest.mark.parametrize(
-    "loss_of",
-    [
-        lambda x: mtf.reduce_mean(mtf.square(x)),
-        lambda x: LossTerm(mtf.reduce_sum(x), mtf.constant(x.mesh, 8.0)).mean(),
-        lambda x: mtf.reduce_sum(x) + 1 / 4,
-    ],
-)
+LOSSES = [
+    lambda x: mtf.reduce_mean(mtf.square(x)),
+    lambda x: LossTerm(mtf.reduce_sum(x), mtf.constant(x.mesh, 8.0)).mean(),
+    lambda x: mtf.reduce_sum(x) + 1 / 4,
+]
+
+
+@pytest.mark.parametrize("loss_of", LOSSES)
 def test_constants_that_may_have_the_number_of_rows_are_refused(loss_of):
     shape = mtf.Shape([mtf.Dimension("batch", 4), mtf.Dimension("o", 2)])
 

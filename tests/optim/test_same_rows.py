@@ -11,16 +11,15 @@ from t2tp.optim.same_rows import SameRows
 from t2tp.program.program import Program
 from tests.pipeline.staged_steps import example
 
+CASES = [
+    ("lm", "data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model", 3),
+    ("moe", "data:2;model:2", "batch:data;experts:data;d_ff:model", 1),
+    ("encdec", "stage:2;data:2", "batch:data;layers:stage", 1),
+]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "mesh", "rules", "zero"),
-    [
-        ("lm", "data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model", 3),
-        ("moe", "data:2;model:2", "batch:data;experts:data;d_ff:model", 1),
-        ("encdec", "stage:2;data:2", "batch:data;layers:stage", 1),
-    ],
-)
+@pytest.mark.parametrize(("family", "mesh", "rules", "zero"), CASES)
 def test_sound_processors_agree(family, mesh, rules, zero):
     model, batch, features = example(family, {})
 

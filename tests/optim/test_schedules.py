@@ -113,15 +113,15 @@ def test_without_warmup_steps_the_first_rate_is_whole():
     np.testing.assert_allclose(ours, wanted, rtol=1e-5)
 
 
+LAST_RATES = [
+    ("linear_decay", lambda left, over: left / over),
+    ("cosine_decay", lambda left, over: math.sin(math.pi / 2 * left / over) ** 2),
+    ("single_cycle_cos_decay", lambda left, over: math.sin(math.pi / 2 * left / over) ** 2),
+]
+
+
 @pytest.mark.parametrize("train_steps", [1_000_000, 16_000_000])
-@pytest.mark.parametrize(
-    ("schedule", "formula"),
-    [
-        ("linear_decay", lambda left, over: left / over),
-        ("cosine_decay", lambda left, over: math.sin(math.pi / 2 * left / over) ** 2),
-        ("single_cycle_cos_decay", lambda left, over: math.sin(math.pi / 2 * left / over) ** 2),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "formula"), LAST_RATES)
 def test_the_last_rates_of_a_long_training_are_exact(schedule, formula, train_steps):
     lefts = [3, 2, 1, 0]
     ours = rates(schedule, [train_steps - left for left in lefts], train_steps, warmup_steps=0)

@@ -106,17 +106,17 @@ def test_averages_of_weights_are_what_an_evaluation_reads(mesh_shape):
     assert len(program.variables) == 3  # the evaluation has created no variables
 
 
+CASES = [
+    ("x", "activation x"),
+    ("w", "variable w"),
+    ("overflow", "activation square"),
+    ("root", "gradient w"),
+    (None, None),
+]
+
+
 @pytest.mark.parametrize("mesh_shape", MESHES)
-@pytest.mark.parametrize(
-    ("bad", "first"),
-    [
-        ("x", "activation x"),
-        ("w", "variable w"),
-        ("overflow", "activation square"),
-        ("root", "gradient w"),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("bad", "first"), CASES)
 def test_the_first_bad_tensor_is_named(bad, first, mesh_shape):
     def look(mesh, features):
         w, x = make_weight(mesh), features["x"]

@@ -91,13 +91,13 @@ def test_the_norm_of_many_tensors_costs_one_reduction_for_each_set_of_axes():
     }
 
 
-@pytest.mark.parametrize(
-    ("names", "changes", "message"),
-    [
-        ("used idle", {}, "loss does not depend on the variables idle"),
-        ("used", {"optimizer": "adm"}, "unknown optimizer 'adm'.*adam"),
-    ],
-)
+REFUSED = [
+    ("used idle", {}, "loss does not depend on the variables idle"),
+    ("used", {"optimizer": "adm"}, "unknown optimizer 'adm'.*adam"),
+]
+
+
+@pytest.mark.parametrize(("names", "changes", "message"), REFUSED)
 def test_what_cannot_be_trained_is_refused(names, changes, message):
     def step(mesh, features):
         used, *_ = (mtf.get_variable(mesh, name, mtf.Shape([A])) for name in names.split())

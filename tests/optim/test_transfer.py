@@ -22,29 +22,29 @@ def role(kind, inputs, outputs):
     return mtf.Role(kind, *dims) if inputs else mtf.Role(kind, (), *dims)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "factors"),
-    [
-        # mup's values: `set_base_shapes` with a model 4 times as wide, then `MuAdamW` and `MuSGD`.
-        # mup's readout has the rates 1 (Adam) and 4 (SGD), and divides its logits by 4;
-        # `Optimizer.rate_factor` says how our heads differ.
-        (
-            Adam(None, make_hparams()),
-            {"hidden": 1 / 4, "input": 1, "head": 1 / 4, "embedding": 1, "bias": 1},
-        ),
-        (
-            Sgd(None, make_hparams()),
-            {"hidden": 1, "input": 4, "head": 4 / 4**2, "embedding": 4, "bias": 4},
-        ),
-        # An update with the size of Adam's has a spectral norm proportional to the root of the
-        # width.
-        (
-            Muon(None, make_hparams()),
-            {"hidden": 1 / 2, "input": 2 / 2, "head": 1 / 4, "embedding": 1, "bias": 1},
-        ),
-        (Muon(None, make_hparams(optimizer_muon_scale="original")), {"hidden": 1, "input": 1}),
-    ],
-)
+CASES = [
+    # mup's values: `set_base_shapes` with a model 4 times as wide, then `MuAdamW` and `MuSGD`.
+    # mup's readout has the rates 1 (Adam) and 4 (SGD), and divides its logits by 4;
+    # `Optimizer.rate_factor` says how our heads differ.
+    (
+        Adam(None, make_hparams()),
+        {"hidden": 1 / 4, "input": 1, "head": 1 / 4, "embedding": 1, "bias": 1},
+    ),
+    (
+        Sgd(None, make_hparams()),
+        {"hidden": 1, "input": 4, "head": 4 / 4**2, "embedding": 4, "bias": 4},
+    ),
+    # An update with the size of Adam's has a spectral norm proportional to the root of the
+    # width.
+    (
+        Muon(None, make_hparams()),
+        {"hidden": 1 / 2, "input": 2 / 2, "head": 1 / 4, "embedding": 1, "bias": 1},
+    ),
+    (Muon(None, make_hparams(optimizer_muon_scale="original")), {"hidden": 1, "input": 1}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "factors"), CASES)
 def test_factors_of_a_wide_model_are_those_of_mup(optimizer, factors):
     variables = {
         "hidden": (role("matrix", 256, 256), Growth(4, 4)),

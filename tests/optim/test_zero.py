@@ -41,34 +41,34 @@ UNEVEN = {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}
 MUON = {"optimizer": "muon", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3}
 
 
+CASES = [
+    ("lm", "data", 3, {"tie_embeddings": False}),
+    ("lm", "both", 3, {"recompute": "layer", "microbatches": 2, "num_hidden_layers": 2}),
+    ("lm", "context", 3, {"clip_grad_norm": 0.1}),
+    ("lm", "pods", 3, {"zero_axes": "data", "num_hidden_layers": 2}),
+    ("lm", "three axes", 3, {"zero_axes": "data+seq"}),
+    ("encdec", "data", 2, {}),
+    ("classes", "both", 1, {"microbatches": 2}),
+    ("moe", "experts", 3, {}),
+    # The axes do not divide the sizes of `UNEVEN`. In "vocab", the axis `model` of size 4 does
+    # not divide the models' vocabulary of 30 tokens.
+    ("lm", "data", 1, UNEVEN),
+    ("lm", "both", 2, {**UNEVEN, "microbatches": 2}),
+    ("lm", "vocab", 3, {**UNEVEN, "label_smoothing": 0.1, "z_loss": 1e-3}),
+    ("masked", "vocab", 1, {}),
+    # Muon needs whole matrices in each step.
+    ("lm", "vocab", 1, MUON | UNEVEN),
+    ("lm", "context", 3, MUON),
+    ("lm", "pods", 2, MUON | {"microbatches": 2}),
+    ("lm", "stages of 2", 1, MUON | {"microbatches": 2, "num_hidden_layers": 2}),
+    ("classes", "both", 0, MUON),
+    ("moe", "experts", 2, MUON),
+    ("moe_encdec", "data", 3, MUON),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "mesh", "stage", "changes"),
-    [
-        ("lm", "data", 3, {"tie_embeddings": False}),
-        ("lm", "both", 3, {"recompute": "layer", "microbatches": 2, "num_hidden_layers": 2}),
-        ("lm", "context", 3, {"clip_grad_norm": 0.1}),
-        ("lm", "pods", 3, {"zero_axes": "data", "num_hidden_layers": 2}),
-        ("lm", "three axes", 3, {"zero_axes": "data+seq"}),
-        ("encdec", "data", 2, {}),
-        ("classes", "both", 1, {"microbatches": 2}),
-        ("moe", "experts", 3, {}),
-        # The axes do not divide the sizes of `UNEVEN`. In "vocab", the axis `model` of size 4 does
-        # not divide the models' vocabulary of 30 tokens.
-        ("lm", "data", 1, UNEVEN),
-        ("lm", "both", 2, {**UNEVEN, "microbatches": 2}),
-        ("lm", "vocab", 3, {**UNEVEN, "label_smoothing": 0.1, "z_loss": 1e-3}),
-        ("masked", "vocab", 1, {}),
-        # Muon needs whole matrices in each step.
-        ("lm", "vocab", 1, MUON | UNEVEN),
-        ("lm", "context", 3, MUON),
-        ("lm", "pods", 2, MUON | {"microbatches": 2}),
-        ("lm", "stages of 2", 1, MUON | {"microbatches": 2, "num_hidden_layers": 2}),
-        ("classes", "both", 0, MUON),
-        ("moe", "experts", 2, MUON),
-        ("moe_encdec", "data", 3, MUON),
-    ],
-)
+@pytest.mark.parametrize(("family", "mesh", "stage", "changes"), CASES)
 def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
     given = trained(family, mesh, stage, **changes)
     assert_same(given, trained(family, "one device", 0, **changes))

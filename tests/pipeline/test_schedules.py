@@ -108,15 +108,15 @@ def test_a_table_is_read_from_a_file(tmp_path):
         assert make_schedule(str(path), 3, 5, 2) == wanted
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("F0,\n,F0\n,B0\nB0", "line 4 has 1 columns, and the pipeline 2 stages"),
-        ("F0,\n,F0\n,X0\nB0,", "line 3: 'X0' is not an entry"),
-        ("", "is empty"),
-        ("F0,\n,F0\nB0,B0", "at tick 2"),
-    ],
-)
+REFUSED = [
+    ("F0,\n,F0\n,B0\nB0", "line 4 has 1 columns, and the pipeline 2 stages"),
+    ("F0,\n,F0\n,X0\nB0,", "line 3: 'X0' is not an entry"),
+    ("", "is empty"),
+    ("F0,\n,F0\nB0,B0", "at tick 2"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
 def test_bad_files_are_refused_in_words(text, message, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(text)

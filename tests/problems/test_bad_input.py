@@ -31,22 +31,22 @@ def failure(capfd):
     return of
 
 
-@pytest.mark.parametrize(
-    ("problem", "contents", "sentence"),
-    [
-        ("languagemodel_textfiles", b"", "files={file}: there is no text in {file}"),
-        ("languagemodel_textfiles", b"\n" * 90, "cannot train a vocabulary of 300 pieces: the te"),
-        ("languagemodel_textfiles", GOOD + b"\xe9\n", "{file}, line 101: not UTF-8 (unexpected"),
-        *(
-            ("translate_tsv", GOOD + line, f"{{file}}, line 101: {sentence}")
-            for line, sentence in (
-                (b"one column\n", "1 columns, and there must be 2, with a tab between them"),
-                (b"a\tb\tc\n", "3 columns, and there must be 2, with a tab between them"),
-                (b"a\t\xff\n", "not UTF-8 (invalid start byte, byte 0xff)"),
-            )
-        ),
-    ],
-)
+REFUSED = [
+    ("languagemodel_textfiles", b"", "files={file}: there is no text in {file}"),
+    ("languagemodel_textfiles", b"\n" * 90, "cannot train a vocabulary of 300 pieces: the te"),
+    ("languagemodel_textfiles", GOOD + b"\xe9\n", "{file}, line 101: not UTF-8 (unexpected"),
+    *(
+        ("translate_tsv", GOOD + line, f"{{file}}, line 101: {sentence}")
+        for line, sentence in (
+            (b"one column\n", "1 columns, and there must be 2, with a tab between them"),
+            (b"a\tb\tc\n", "3 columns, and there must be 2, with a tab between them"),
+            (b"a\t\xff\n", "not UTF-8 (invalid start byte, byte 0xff)"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("problem", "contents", "sentence"), REFUSED)
 def test_files_that_cannot_be_used(failure, tmp_path, problem, contents, sentence):
     file = tmp_path / "input.txt"
     file.write_bytes(contents)

@@ -76,14 +76,14 @@ def test_images_are_stored_compressed_if_asked_for(tmp_path):
     np.testing.assert_array_equal(part, image[3:5, 2:4, 0:2])
 
 
-@pytest.mark.parametrize(
-    ("sample", "message"),
-    [
-        ({"image": np.zeros((8, 8, 3)), "label": 0}, r"shape \(8, 8, 3\), not \(16, 16, 3\)"),
-        ({"image": np.full((16, 16, 3), 256), "label": 0}, "values from 256 to 256, not below 256"),
-        ({"image": np.zeros((16, 16, 3)), "label": 2}, "label 2, and there are 2 classes"),
-    ],
-)
+REFUSED = [
+    ({"image": np.zeros((8, 8, 3)), "label": 0}, r"shape \(8, 8, 3\), not \(16, 16, 3\)"),
+    ({"image": np.full((16, 16, 3), 256), "label": 0}, "values from 256 to 256, not below 256"),
+    ({"image": np.zeros((16, 16, 3)), "label": 2}, "label 2, and there are 2 classes"),
+]
+
+
+@pytest.mark.parametrize(("sample", "message"), REFUSED)
 def test_samples_that_do_not_fit_are_refused(tmp_path, monkeypatch, sample, message):
     monkeypatch.setattr(Photographs, "samples", lambda *places: [sample])
     with pytest.raises(ValueError, match=message):

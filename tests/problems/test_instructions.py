@@ -240,22 +240,22 @@ def test_the_rows_of_a_batch_have_the_weights_of_their_tokens(tmp_path, tokenize
     assert seen >= 4
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{not json", "not JSON"),
-        ({"prompt": "a"}, "neither 'messages' nor 'prompt' and 'completion', only 'prompt'"),
-        ({"prompt": "a", "completion": 3}, "'completion' is 3, and must be a text"),
-        ({"prompt": "a", "completion": ""}, "there is nothing to learn"),
-        ({"messages": []}, "a conversation is a list of messages"),
-        ({"conversations": [{"from": "me", "value": "a"}]}, "'from' must be one of human, user"),
-        ({"messages": CHAT[:2]}, "there is nothing to learn"),
-        ({"messages": [*CHAT[:2], {**CHAT[2], "weight": 0}]}, "there is nothing to learn"),
-        ({"messages": [*CHAT[:2], {**CHAT[2], "weight": 0.5}]}, "must be 0 or 1"),
-        ({**PAIRS[0], "tools": [{}]}, "'tools' belongs to a conversation"),
-        ({"messages": [{"role": "assistant"}]}, "'content' is None, and must be a text"),
-    ],
-)
+REFUSED = [
+    ("{not json", "not JSON"),
+    ({"prompt": "a"}, "neither 'messages' nor 'prompt' and 'completion', only 'prompt'"),
+    ({"prompt": "a", "completion": 3}, "'completion' is 3, and must be a text"),
+    ({"prompt": "a", "completion": ""}, "there is nothing to learn"),
+    ({"messages": []}, "a conversation is a list of messages"),
+    ({"conversations": [{"from": "me", "value": "a"}]}, "'from' must be one of human, user"),
+    ({"messages": CHAT[:2]}, "there is nothing to learn"),
+    ({"messages": [*CHAT[:2], {**CHAT[2], "weight": 0}]}, "there is nothing to learn"),
+    ({"messages": [*CHAT[:2], {**CHAT[2], "weight": 0.5}]}, "must be 0 or 1"),
+    ({**PAIRS[0], "tools": [{}]}, "'tools' belongs to a conversation"),
+    ({"messages": [{"role": "assistant"}]}, "'content' is None, and must be a text"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), REFUSED)
 def test_a_bad_line_is_refused_by_file_and_line(tmp_path, tokenizer, capfd, line, message):
     file = written(tmp_path, [*PAIRS[:6], line, *PAIRS[6:]])
     flags = [

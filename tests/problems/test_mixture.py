@@ -40,15 +40,15 @@ def rows(batches, begin, end):
     return np.concatenate([batches[step].examples for step in range(begin, end)])
 
 
-@pytest.mark.parametrize(
-    ("shares", "block", "of_first"),
-    [
-        ("few_identities=0.7,few_reverses=0.3", 10, 7),
-        ("few_identities=1,few_reverses=2", 3, 1),
-        ("few_identities=1/3,few_reverses=1/2", 5, 2),
-        ("few_identities=1,few_reverses=0", 1, 1),
-    ],
-)
+CASES = [
+    ("few_identities=0.7,few_reverses=0.3", 10, 7),
+    ("few_identities=1,few_reverses=2", 3, 1),
+    ("few_identities=1/3,few_reverses=1/2", 5, 2),
+    ("few_identities=1,few_reverses=0", 1, 1),
+]
+
+
+@pytest.mark.parametrize(("shares", "block", "of_first"), CASES)
 def test_shares_are_exact_in_every_block(data_dir, shares, block, of_first):
     drawn = rows(stream(data_dir, shares), 0, 100).reshape(-1, block) < 70
     assert (drawn.sum(1) == of_first).all()
@@ -56,15 +56,15 @@ def test_shares_are_exact_in_every_block(data_dir, shares, block, of_first):
         assert len({tuple(each) for each in drawn.tolist()}) > 1  # several different orders
 
 
-@pytest.mark.parametrize(
-    ("options", "of_first", "block"),
-    [
-        ("", 7, 10),  # 70 and 30 examples
-        ("max_rows=30", 1, 2),
-        ("temperature=1e6", 1, 2),
-        ("temperature=2,few_reverses.arrangement=packed", None, None),
-    ],
-)
+WITHOUT_SHARES = [
+    ("", 7, 10),  # 70 and 30 examples
+    ("max_rows=30", 1, 2),
+    ("temperature=1e6", 1, 2),
+    ("temperature=2,few_reverses.arrangement=packed", None, None),
+]
+
+
+@pytest.mark.parametrize(("options", "of_first", "block"), WITHOUT_SHARES)
 def test_without_shares_they_follow_from_the_sizes(data_dir, options, of_first, block):
     mixture = problems.find("mixture:few_identities,few_reverses", options)
     assert mixture.parts[0].given_options == {}
@@ -125,25 +125,25 @@ def test_another_vocabulary_is_refused_with_what_helps(tmp_path):
         mixture.prepare(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("few_identities", "", "'few_identities' is no proportion"),
-        ("few_identities=x", "", "is no proportion"),
-        ("few_identities=1,few_identities=2", "", "each problem once"),
-        ("few_identities=-1", "", "is no proportion"),
-        ("few_identities=0,few_reverses=0", "", "all proportions of a stage are 0"),
-        ("few_identities=0.123457,few_reverses=1", "", "round them"),
-        ("few_identities,few_identities", "", "each problem is named once"),
-        ("few_identities,few_reverses=1", "", "'few_identities' is no proportion"),
-        ("few_identities=1;few_reverses=1", "", "is no stage; after the first they begin with"),
-        ("few_identities=1;5:few_reverses=1;5:few_reverses=1", "", "each later than the one"),
-        ("few_identities=1,image_digits=1", "", "batches do not have the same features"),
-        ("few_identities=1,few_reverses=1", "temperature=2", "temperature cannot change"),
-        ("few_identities,few_reverses", "temperature=0", "temperature is 0.0, and must be above 0"),
-        ("few_identities,few_reverses", "temprature=2", "has the option 'temprature'"),
-    ],
-)
+NO_MIXTURES = [
+    ("few_identities", "", "'few_identities' is no proportion"),
+    ("few_identities=x", "", "is no proportion"),
+    ("few_identities=1,few_identities=2", "", "each problem once"),
+    ("few_identities=-1", "", "is no proportion"),
+    ("few_identities=0,few_reverses=0", "", "all proportions of a stage are 0"),
+    ("few_identities=0.123457,few_reverses=1", "", "round them"),
+    ("few_identities,few_identities", "", "each problem is named once"),
+    ("few_identities,few_reverses=1", "", "'few_identities' is no proportion"),
+    ("few_identities=1;few_reverses=1", "", "is no stage; after the first they begin with"),
+    ("few_identities=1;5:few_reverses=1;5:few_reverses=1", "", "each later than the one"),
+    ("few_identities=1,image_digits=1", "", "batches do not have the same features"),
+    ("few_identities=1,few_reverses=1", "temperature=2", "temperature cannot change"),
+    ("few_identities,few_reverses", "temperature=0", "temperature is 0.0, and must be above 0"),
+    ("few_identities,few_reverses", "temprature=2", "has the option 'temprature'"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), NO_MIXTURES)
 def test_what_is_no_mixture_is_said(name, options, message):
     with pytest.raises(ValueError, match=message):
         problems.find(f"mixture:{name}", options)

@@ -132,15 +132,15 @@ def test_a_row_has_both_replies_of_each_of_its_pairs(tmp_path, arrangement, form
             assert read["targets"][row, places[-1]] == end  # the learned token of the end.
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({**TEXTS, "rejected": TEXTS["chosen"]}, "the same"),
-        ({"prompt": "a", "chosen": "b"}, "'rejected' is missing"),
-        ({**TEXTS, "prompt": [USER]}, "must be a text"),
-        ({**CHAT, "chosen": [USER]}, "no text of the role 'assistant'"),
-    ],
-)
+REFUSED = [
+    ({**TEXTS, "rejected": TEXTS["chosen"]}, "the same"),
+    ({"prompt": "a", "chosen": "b"}, "'rejected' is missing"),
+    ({**TEXTS, "prompt": [USER]}, "must be a text"),
+    ({**CHAT, "chosen": [USER]}, "no text of the role 'assistant'"),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), REFUSED)
 def test_a_record_without_a_pair_is_refused(tmp_path, record, message):
     with pytest.raises(ValueError, match=f"line 1: .*{message}"):
         prepared(tmp_path, [record, *[TEXTS] * 40])

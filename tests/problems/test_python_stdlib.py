@@ -48,14 +48,14 @@ def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_pa
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ([], "no .py files in "),
-        (["notes.txt"], "no .py files in "),
-        (["os.py"], "tiny_stdlib has no samples for its split validation"),
-    ],
-)
+CASES = [
+    ([], "no .py files in "),
+    (["notes.txt"], "no .py files in "),
+    (["os.py"], "tiny_stdlib has no samples for its split validation"),
+]
+
+
+@pytest.mark.parametrize(("files", "message"), CASES)
 def test_too_few_files_are_said_and_leave_nothing(tmp_path, files, message):
     sources, data_dir = tmp_path / "sources", tmp_path / "data"
     sources.mkdir()

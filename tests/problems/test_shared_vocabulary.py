@@ -188,16 +188,16 @@ def test_a_part_can_be_packed(data_dir):
         problems.find(MIXTURE, "arrangement=bucketed").stream(data_dir, "train", 4, 64)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        (MIXTURE, "documents=lines", "no problem of it has the option 'documents': "),
-        (MIXTURE, "translate_tsv.vocab_sise=3", "no hyperparameter 'vocab_sise': did you mean"),
-        (MIXTURE, "translate_tsv.vocab_size=300,translate_textfiles.vocab_size=400", "size once,"),
-        (f"mixture:{STDLIB}=1,{STDLIB}_bytes=1", "", "other kinds: bpe sub-words .* and bytes"),
-        ("mixture:translate_tsv=1,translate_ende_wmt32k=1", "", "none and .*zation nmt_nfkc"),
-    ],
-)
+REFUSED = [
+    (MIXTURE, "documents=lines", "no problem of it has the option 'documents': "),
+    (MIXTURE, "translate_tsv.vocab_sise=3", "no hyperparameter 'vocab_sise': did you mean"),
+    (MIXTURE, "translate_tsv.vocab_size=300,translate_textfiles.vocab_size=400", "size once,"),
+    (f"mixture:{STDLIB}=1,{STDLIB}_bytes=1", "", "other kinds: bpe sub-words .* and bytes"),
+    ("mixture:translate_tsv=1,translate_ende_wmt32k=1", "", "none and .*zation nmt_nfkc"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
 def test_what_cannot_be_mixed_is_said(name, options, message):
     with pytest.raises(ValueError, match=message):
         problems.find(name, options)

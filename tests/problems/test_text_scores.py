@@ -33,15 +33,15 @@ def test_there_must_be_a_prediction_for_each_reference(predictions):
         score(["bleu"], predictions, REFERENCES)
 
 
-@pytest.mark.parametrize(
-    ("name", "names"),
-    [
-        ("translate_tsv", ["bleu", "chrf"]),
-        ("summarize_cnn_dailymail32k", ["rouge1", "rouge2", "rouge_l"]),
-        ("mixture:translate_tsv=1,translate_textfiles=1", ["bleu", "chrf"]),
-        ("languagemodel_python_stdlib", ["exact_match"]),
-    ],
-)
+CASES = [
+    ("translate_tsv", ["bleu", "chrf"]),
+    ("summarize_cnn_dailymail32k", ["rouge1", "rouge2", "rouge_l"]),
+    ("mixture:translate_tsv=1,translate_textfiles=1", ["bleu", "chrf"]),
+    ("languagemodel_python_stdlib", ["exact_match"]),
+]
+
+
+@pytest.mark.parametrize(("name", "names"), CASES)
 def test_problems_name_what_their_decodes_are_scored_by(name, names):
     scores = problems.find(name).decode_metrics(REFERENCES, REFERENCES)
     assert scores == pytest.approx(dict.fromkeys(names, 100.0))

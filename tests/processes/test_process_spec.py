@@ -72,33 +72,33 @@ def test_arguments_count_more_than_tf_config_and_that_more_than_slurm(monkeypatc
     assert find_process_spec(1) is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((None, 1, "a:1"), "num_processes is missing"),
-        ((0, None, None), "at least 1"),
-        ((2, None, "a:1"), "needs a process_id .0 to 1."),
-        ((2, 0, None), "needs .* a coordinator"),
-        ((2, 2, "a:1"), "process_id is 2; with num_processes=2 it is one of 0 to 1"),
-        ((2, 0, "a"), "'a', and must be host:port"),
-        ((2, 0, "a:99999"), "must be host:port"),
-    ],
-)
+REFUSED = [
+    ((None, 1, "a:1"), "num_processes is missing"),
+    ((0, None, None), "at least 1"),
+    ((2, None, "a:1"), "needs a process_id .0 to 1."),
+    ((2, 0, None), "needs .* a coordinator"),
+    ((2, 2, "a:1"), "process_id is 2; with num_processes=2 it is one of 0 to 1"),
+    ((2, 0, "a"), "'a', and must be host:port"),
+    ((2, 0, "a:99999"), "must be host:port"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), REFUSED)
 def test_arguments_that_do_not_fit_are_refused(arguments, said):
     with pytest.raises(ValueError, match=said):
         find_process_spec(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "TF_CONFIG must be like"),
-        ("[]", "TF_CONFIG must be like"),
-        (tf_config(0, worker=["a:1"], ps=["b:2"]), "of type ps"),
-        (tf_config(2, worker=["a:1", "b:2"]), "this is task .'worker', 2., and its cluster has"),
-        (tf_config(0, worker=["a", "b:2"]), "'a', and must be host:port"),
-    ],
-)
+WRONG_TF_CONFIGS = [
+    ("{", "TF_CONFIG must be like"),
+    ("[]", "TF_CONFIG must be like"),
+    (tf_config(0, worker=["a:1"], ps=["b:2"]), "of type ps"),
+    (tf_config(2, worker=["a:1", "b:2"]), "this is task .'worker', 2., and its cluster has"),
+    (tf_config(0, worker=["a", "b:2"]), "'a', and must be host:port"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_TF_CONFIGS)
 def test_a_tf_config_that_does_not_fit_is_refused(monkeypatch, text, said):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=said):
@@ -146,17 +146,17 @@ def test_addresses_that_are_settled_are_kept():
             assert found == [point, "there:7"]
 
 
+CASES = [
+    ([(1, 3, "a mesh"), (2, 3, "another")], 3, "Process 2 brings another, and process 0 a me"),
+    ([(1, 4, "a mesh")], 3, "Process 1 was started as one of 4, and process 0 as one of 3"),
+    ([(1, 3, "a mesh"), (1, 3, "a mesh")], 3, "Two processes were started as number 1 of 3"),
+    ([(-1, 2, "a mesh")], 2, "started as number -1 of 2: the numbers are 0 to 1"),
+    ([(2, 2, "a mesh")], 2, "started as number 2 of 2: the numbers are 0 to 1"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("joining", "number", "said"),
-    [
-        ([(1, 3, "a mesh"), (2, 3, "another")], 3, "Process 2 brings another, and process 0 a me"),
-        ([(1, 4, "a mesh")], 3, "Process 1 was started as one of 4, and process 0 as one of 3"),
-        ([(1, 3, "a mesh"), (1, 3, "a mesh")], 3, "Two processes were started as number 1 of 3"),
-        ([(-1, 2, "a mesh")], 2, "started as number -1 of 2: the numbers are 0 to 1"),
-        ([(2, 2, "a mesh")], 2, "started as number 2 of 2: the numbers are 0 to 1"),
-    ],
-)
+@pytest.mark.parametrize(("joining", "number", "said"), CASES)
 def test_processes_that_do_not_fit_together_all_get_the_same_sentence(joining, number, said):
     _, answers = meet_all(joining, number)
     for answer in answers:
@@ -239,21 +239,21 @@ def test_strangers_who_say_nothing_keep_nobody_waiting(process_0):
 HELLO = {"process_id": 1, "num_processes": 2, "brings": "a mesh", "address": "localhost:7"}
 
 
+NOT_SAID = [
+    b"",
+    b"GET / HTTP/1.0",
+    b"[" * 100_000,
+    b"[1e999]",
+    json.dumps({**HELLO, "process_id": 1e999}).encode(),
+    json.dumps({**HELLO, "process_id": "1"}).encode(),
+    json.dumps({**HELLO, "address": "nowhere"}).encode(),
+    json.dumps({**HELLO, "address": ["localhost:7"]}).encode(),
+    b"x" * (2 << 20),
+]
+
+
 @pytest.mark.parametrize("is_signed", [False, True])
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"GET / HTTP/1.0",
-        b"[" * 100_000,
-        b"[1e999]",
-        json.dumps({**HELLO, "process_id": 1e999}).encode(),
-        json.dumps({**HELLO, "process_id": "1"}).encode(),
-        json.dumps({**HELLO, "address": "nowhere"}).encode(),
-        json.dumps({**HELLO, "address": ["localhost:7"]}).encode(),
-        b"x" * (2 << 20),
-    ],
-)
+@pytest.mark.parametrize("said", NOT_SAID)
 def test_what_no_process_says_is_not_heard(process_0, said, is_signed):
     port, first = process_0
     with socket.create_connection(("localhost", port)) as connection:

@@ -134,18 +134,18 @@ def test_on_one_host_only_this_host_can_connect(start):
         assert not any(reached.values()), reached
 
 
-@pytest.mark.parametrize(
-    ("who", "how", "said"),
-    [
-        (1, "kill", "Process 1 of 2 .* is gone. Start again."),
-        (0, "kill", "Process 0 of 2 .* is gone. Start again."),
-        (1, "kill at a barrier", "Process 1 of 2 .* is gone. Start again."),
-        (0, "kill before a barrier", "Process 0 of 2 .* is gone. Start again."),
-        (1, "kill beside a sleeper", "Process 1 .* is gone. .* did not end by itself .* Start aga"),
-        (1, "raise", "Process 1 of 2 .* failed: OSError: the disk is full. Start again."),
-        (1, "stop", "Process 1 of 2 .* does not answer. Start again."),
-    ],
-)
+CASES = [
+    (1, "kill", "Process 1 of 2 .* is gone. Start again."),
+    (0, "kill", "Process 0 of 2 .* is gone. Start again."),
+    (1, "kill at a barrier", "Process 1 of 2 .* is gone. Start again."),
+    (0, "kill before a barrier", "Process 0 of 2 .* is gone. Start again."),
+    (1, "kill beside a sleeper", "Process 1 .* is gone. .* did not end by itself .* Start aga"),
+    (1, "raise", "Process 1 of 2 .* failed: OSError: the disk is full. Start again."),
+    (1, "stop", "Process 1 of 2 .* does not answer. Start again."),
+]
+
+
+@pytest.mark.parametrize(("who", "how", "said"), CASES)
 def test_when_a_process_is_lost_the_other_ends_and_says_so(who, how, said, start):
     places = by_arguments(2)
     with start("die", places, mesh_shape=MESH, who=who, how=how, limits=LIMITS) as processes:

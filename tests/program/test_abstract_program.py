@@ -10,17 +10,17 @@ from t2tp.optim.optimizer import UpdateOperation, subtract, variable_slice
 from t2tp.program.abstract_program import AbstractProgram
 from tests.models.small_lm import FEATURES, training_program
 
+HPARAMS = [
+    {},
+    {"num_kv_heads": 2},
+    {"num_kv_heads": 2, "layout": "heads:model;kv_heads:data"},
+    {"layout": "batch:data;length:model"},
+    {"layout": "batch:data;d_model:model"},
+]
+
 
 @pytest.mark.parametrize(
-    "hparams",
-    [
-        {},
-        {"num_kv_heads": 2},
-        {"num_kv_heads": 2, "layout": "heads:model;kv_heads:data"},
-        {"layout": "batch:data;length:model"},
-        {"layout": "batch:data;d_model:model"},
-    ],
-    ids=["heads", "kv_heads", "own_kv_heads", "length", "d_model"],
+    "hparams", HPARAMS, ids=["heads", "kv_heads", "own_kv_heads", "length", "d_model"]
 )
 def test_its_collectives_are_the_real_ones(hparams):
     real = training_program("data:2;model:2", **hparams)

@@ -136,14 +136,14 @@ def test_collectives_of_a_reduction_nobody_uses_are_not_run():
     assert program.collectives() == {}
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "layout", "said"),
-    [
-        ("data:3", LAYOUT, "'x' .batch=8, d_in=6.*size 3 does not divide dimension 'batch'"),
-        ("model:8", LAYOUT, "size 8 does not divide dimension 'd_ff' of size 12"),
-        ("data:2", "d_in:data;d_ff:data", "'w' .d_in=6, d_ff=12.*both its dimensions"),
-    ],
-)
+REFUSED = [
+    ("data:3", LAYOUT, "'x' .batch=8, d_in=6.*size 3 does not divide dimension 'batch'"),
+    ("model:8", LAYOUT, "size 8 does not divide dimension 'd_ff' of size 12"),
+    ("data:2", "d_in:data;d_ff:data", "'w' .d_in=6, d_ff=12.*both its dimensions"),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout", "said"), REFUSED)
 def test_a_layout_that_cannot_work_is_refused_before_anything_runs(mesh_shape, layout, said):
     with pytest.raises(t2tp.LayoutError, match=said):
         run(mlp_step, mesh_shape, layout)

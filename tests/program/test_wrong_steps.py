@@ -43,14 +43,14 @@ def test_variables_that_grow_are_refused():
         run(step)
 
 
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        ({"loss": None}, "output 'loss' is None.*mtf.gradients gives None"),
-        ({"loss": 1.0}, "output 'loss' is float, and must be an mtf tensor"),
-        (None, "by name.*this one returned None"),
-    ],
-)
+REFUSED = [
+    ({"loss": None}, "output 'loss' is None.*mtf.gradients gives None"),
+    ({"loss": 1.0}, "output 'loss' is float, and must be an mtf tensor"),
+    (None, "by name.*this one returned None"),
+]
+
+
+@pytest.mark.parametrize(("returned", "said"), REFUSED)
 def test_what_is_no_output_is_refused_by_its_name(returned, said):
     with pytest.raises(TypeError, match=said):
         run(lambda mesh, features: returned)

@@ -91,15 +91,15 @@ def test_a_pipeline_with_a_teacher_is_explained_and_checked(tmp_path, data_dir, 
     assert check_run_layout(run.spec).check.agrees
 
 
-@pytest.mark.parametrize(
-    ("layout", "of_teacher"),
-    [
-        ("batch:data", "batch:data"),
-        ("d_ff:data;heads:data;vocab:data", "d_ff:data;heads:data;vocab:data"),
-        # The teacher has one layer, which is in one stage.
-        ("layers:data", "batch:data"),
-    ],
-)
+CASES = [
+    ("batch:data", "batch:data"),
+    ("d_ff:data;heads:data;vocab:data", "d_ff:data;heads:data;vocab:data"),
+    # The teacher has one layer, which is in one stage.
+    ("layers:data", "batch:data"),
+]
+
+
+@pytest.mark.parametrize(("layout", "of_teacher"), CASES)
 def test_a_plan_has_the_weights_of_both_models(teacher, layout, of_teacher):
     hparams = OtherRun.open("teacher", str(teacher)).hparams
     student = {"mesh_shape": "data:2", "num_hidden_layers": 4, "microbatches": 2}

@@ -138,16 +138,16 @@ def test_when_the_time_of_grace_is_over_it_leaves_with_what_is_saved(tmp_path):
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]
 
 
-@pytest.mark.parametrize(
-    ("on_cpu", "mesh", "deterministic", "expected"),
-    [
-        (False, "one device", None, False),
-        (False, "one device", True, True),
-        (False, "data", None, True),
-        (False, "data", False, False),
-        (True, "data", True, False),  # Its kernels are deterministic.
-    ],
-)
+CASES = [
+    (False, "one device", None, False),
+    (False, "one device", True, True),
+    (False, "data", None, True),
+    (False, "data", False, False),
+    (True, "data", True, False),  # Its kernels are deterministic.
+]
+
+
+@pytest.mark.parametrize(("on_cpu", "mesh", "deterministic", "expected"), CASES)
 def test_gpus_repeat_a_run_if_asked_or_if_there_are_several(
     on_cpu, mesh, deterministic, expected, tmp_path, monkeypatch
 ):

@@ -89,14 +89,14 @@ def test_a_sample_continues_the_prompt(tmp_path, data_dir):
         run.predict("import codecs\n" * 20)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "says"),
-    [
-        ({"problem": "languagemodel_encoding"}, UnknownNameError, f"did you mean {PROBLEM}"),
-        ({"train_steps": -1}, ValueError, "train_steps is -1"),
-        ({"eval_steps": -2}, ValueError, "eval_steps is -2"),
-    ],
-)
+REFUSED = [
+    ({"problem": "languagemodel_encoding"}, UnknownNameError, f"did you mean {PROBLEM}"),
+    ({"train_steps": -1}, ValueError, "train_steps is -1"),
+    ({"eval_steps": -2}, ValueError, "eval_steps is -2"),
+]
+
+
+@pytest.mark.parametrize(("settings", "error", "says"), REFUSED)
 def test_what_cannot_be_is_refused(tmp_path, data_dir, settings, error, says):
     with pytest.raises(error, match=says):
         experiment(tmp_path / "run", data_dir, **settings)

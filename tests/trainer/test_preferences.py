@@ -293,13 +293,13 @@ def test_the_reference_has_no_dropout(base, data, tmp_path):
     np.testing.assert_array_equal(one["reference_chosen"], other["reference_chosen"])
 
 
-@pytest.mark.parametrize(
-    ("problem", "loss", "message"),
-    [
-        ("preferences", "", "reference_chosen.*set preference_loss=dpo"),
-        ("instructions", "dpo", "reference_chosen, reference_rejected is missing"),
-    ],
-)
+APART = [
+    ("preferences", "", "reference_chosen.*set preference_loss=dpo"),
+    ("instructions", "dpo", "reference_chosen, reference_rejected is missing"),
+]
+
+
+@pytest.mark.parametrize(("problem", "loss", "message"), APART)
 def test_pairs_and_their_loss_go_together(problem, loss, message):
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.set("preference_loss", loss)

@@ -85,16 +85,16 @@ def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
     assert steps.sum() == blocks * (blocks + 1) // 2
 
 
-@pytest.mark.parametrize(
-    ("length", "options", "method"),
-    [
-        (1024, {}, "dense"),
-        (1025, {}, "blockwise"),
-        (4096, {"causal": True}, "blockwise"),
-        (4096, {"causal": True, "method": "dense"}, "dense"),
-        (128, {"method": "blockwise"}, "blockwise"),
-    ],
-)
+CASES = [
+    (1024, {}, "dense"),
+    (1025, {}, "blockwise"),
+    (4096, {"causal": True}, "blockwise"),
+    (4096, {"causal": True, "method": "dense"}, "dense"),
+    (128, {"method": "blockwise"}, "blockwise"),
+]
+
+
+@pytest.mark.parametrize(("length", "options", "method"), CASES)
 def test_long_ones_are_computed_block_by_block(length, options, method):
     names = {}
 

@@ -87,17 +87,17 @@ def test_lengths_and_offsets_are_the_same_as_jaxs():
     np.testing.assert_array_equal(offsets[0], offsets[1] * 2)  # with half as many kv heads
 
 
-@pytest.mark.parametrize(
-    ("causal", "window", "max_segments", "capability", "has_bias"),
-    [
-        (True, None, 4, (9, 0), False),
-        (True, 8, 1, (8, 0), False),
-        (False, None, 2, (10, 0), False),
-        (False, 8, 4, (9, 0), True),  # later keys, too
-        (True, None, 4, (8, 9), True),
-        (True, None, 0, (9, 0), True),
-    ],
-)
+CASES = [
+    (True, None, 4, (9, 0), False),
+    (True, 8, 1, (8, 0), False),
+    (False, None, 2, (10, 0), False),
+    (False, 8, 4, (9, 0), True),  # later keys, too
+    (True, None, 4, (8, 9), True),
+    (True, None, 0, (9, 0), True),
+]
+
+
+@pytest.mark.parametrize(("causal", "window", "max_segments", "capability", "has_bias"), CASES)
 def test_a_mask_without_kernel_is_a_bias(
     causal, window, max_segments, capability, has_bias, monkeypatch
 ):
@@ -151,16 +151,16 @@ def test_runs_stand_for_the_mask(lengths_of_rows, causal, window):
             np.testing.assert_array_equal(by_run[run, :, :size], part)
 
 
-@pytest.mark.parametrize(
-    ("rows", "count", "fits"),
-    [
-        ([[1, 1, 2, 0], [1, 1, 1, 1]], 4, True),
-        ([[1, 1, 1, 1], [7, 7, 7, 7]], 1, True),
-        ([[3, 3, 2, 2], [0, 0, 1, 1]], 2, True),  # not in order
-        ([[1, 2, 1, 1], [1, 1, 1, 1]], 0, False),  # a part of segment 1 is elsewhere
-        ([[*range(MOST_SEGMENTS + 1)]], 0, False),
-    ],
-)
+COUNTED = [
+    ([[1, 1, 2, 0], [1, 1, 1, 1]], 4, True),
+    ([[1, 1, 1, 1], [7, 7, 7, 7]], 1, True),
+    ([[3, 3, 2, 2], [0, 0, 1, 1]], 2, True),  # not in order
+    ([[1, 2, 1, 1], [1, 1, 1, 1]], 0, False),  # a part of segment 1 is elsewhere
+    ([[*range(MOST_SEGMENTS + 1)]], 0, False),
+]
+
+
+@pytest.mark.parametrize(("rows", "count", "fits"), COUNTED)
 def test_the_host_counts_segments(rows, count, fits):
     assert segments_of_rows([np.array(rows)]) == count
     assert bool(Packed(tf.constant(rows), count or MOST_SEGMENTS).fits) == fits
@@ -213,20 +213,20 @@ def test_layers_share_a_mask_where_regions_are_compiled():
     layers.get_concrete_function(*inputs())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "d_kv", "capability", "target", "expected"),
-    [
-        (tf.bfloat16, 256, (9, 0), GPU, True),
-        (tf.bfloat16, 136, (8, 0), GPU, False),
-        (tf.bfloat16, 136, (10, 0), GPU, False),
-        (tf.bfloat16, 64, (7, 5), GPU, False),
-        (tf.float16, 64, (8, 0), GPU._replace(compiles_step=False, compiles_regions=True), True),
-        (tf.float32, 64, (9, 0), GPU, False),
-        (tf.bfloat16, 12, (9, 0), GPU, False),
-        (tf.bfloat16, 64, (9, 0), GPU._replace(on_cpu=True), False),
-        (tf.bfloat16, 64, (9, 0), GPU._replace(compiles_step=False), False),  # --noxla
-    ],
-)
+USES = [
+    (tf.bfloat16, 256, (9, 0), GPU, True),
+    (tf.bfloat16, 136, (8, 0), GPU, False),
+    (tf.bfloat16, 136, (10, 0), GPU, False),
+    (tf.bfloat16, 64, (7, 5), GPU, False),
+    (tf.float16, 64, (8, 0), GPU._replace(compiles_step=False, compiles_regions=True), True),
+    (tf.float32, 64, (9, 0), GPU, False),
+    (tf.bfloat16, 12, (9, 0), GPU, False),
+    (tf.bfloat16, 64, (9, 0), GPU._replace(on_cpu=True), False),
+    (tf.bfloat16, 64, (9, 0), GPU._replace(compiles_step=False), False),  # --noxla
+]
+
+
+@pytest.mark.parametrize(("dtype", "d_kv", "capability", "target", "expected"), USES)
 def test_when_it_is_used(dtype, d_kv, capability, target, expected, monkeypatch):
     monkeypatch.setattr(cudnn, "compute_capability", lambda: capability)
     assert (cudnn.usable(target, dtype, d_kv) is not None) == expected

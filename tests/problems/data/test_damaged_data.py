@@ -137,17 +137,18 @@ def test_the_digest_is_that_of_the_data_and_not_of_their_checks(data):
     assert problem.digest(data) == before
 
 
+CHANGES = [
+    lambda fields: fields["splits"]["train"].update(examples=7),
+    lambda fields: fields["columns"].update(targets="<i2"),
+    lambda fields: fields["options"].update(vocab_size=7),
+    lambda fields: fields["files"].popitem(),
+    lambda fields: fields.update(vocabulary=""),
+    lambda fields: fields.update(another=1),
+]
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda fields: fields["splits"]["train"].update(examples=7),
-        lambda fields: fields["columns"].update(targets="<i2"),
-        lambda fields: fields["options"].update(vocab_size=7),
-        lambda fields: fields["files"].popitem(),
-        lambda fields: fields.update(vocabulary=""),
-        lambda fields: fields.update(another=1),
-    ],
-    ids=["splits", "columns", "options", "files", "vocabulary", "another entry"],
+    "change", CHANGES, ids=["splits", "columns", "options", "files", "vocabulary", "another entry"]
 )
 def test_a_manifest_that_was_edited_is_refused(data, change):
     path = problems.find("some_sources").directory(data) / "manifest.json"

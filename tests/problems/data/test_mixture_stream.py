@@ -55,15 +55,15 @@ def test_the_orders_of_runs_that_have_begun_stay():
     assert digest(buckets, 60) == "01603d37d742de40"
 
 
-@pytest.mark.parametrize(
-    ("rows", "temperature", "max_rows", "parts"),
-    [
-        ([2000, 400, 100], 1, 0, (20, 4, 1)),
-        ([2000, 400, 100, 100], 2, 0, (5279, 2361, 1180, 1180)),  # square roots
-        ([2000, 400], 1e9, 0, (1, 1)),
-        ([2000, 400, 100], 1, 500, (5, 4, 1)),
-    ],
-)
+CASES = [
+    ([2000, 400, 100], 1, 0, (20, 4, 1)),
+    ([2000, 400, 100, 100], 2, 0, (5279, 2361, 1180, 1180)),  # square roots
+    ([2000, 400], 1e9, 0, (1, 1)),
+    ([2000, 400, 100], 1, 500, (5, 4, 1)),
+]
+
+
+@pytest.mark.parametrize(("rows", "temperature", "max_rows", "parts"), CASES)
 def test_proportions_are_those_of_t5(rows, temperature, max_rows, parts):
     assert proportional_parts(rows, temperature, max_rows) == parts
 

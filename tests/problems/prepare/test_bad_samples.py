@@ -77,15 +77,14 @@ class PairsWith(OwnPairs):
         super().__init__([*GOOD[:5], sample])
 
 
-@pytest.mark.parametrize(
-    ("problem", "sentence"),
-    [
-        (PairsWith({"input": "a", "targets": "b"}), "no 'inputs', only 'input', 'targets'"),
-        (PairsWith({"inputs": 7, "targets": "b"}), "'inputs' is 7 .*int"),
-        (PairsWith({"inputs": "a", "targets": None}), "'targets' is None .*NoneType"),
-    ],
-    ids=["key", "number", "None"],
-)
+CASES = [
+    (PairsWith({"input": "a", "targets": "b"}), "no 'inputs', only 'input', 'targets'"),
+    (PairsWith({"inputs": 7, "targets": "b"}), "'inputs' is 7 .*int"),
+    (PairsWith({"inputs": "a", "targets": None}), "'targets' is None .*NoneType"),
+]
+
+
+@pytest.mark.parametrize(("problem", "sentence"), CASES, ids=["key", "number", "None"])
 def test_samples_that_are_no_samples_are_named_with_their_problem(tmp_path, problem, sentence):
     with pytest.raises(BadSampleError, match=f"^pairs_with, train, sample 5: .*{sentence}"):
         problem.prepare(tmp_path)

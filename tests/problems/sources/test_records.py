@@ -67,21 +67,21 @@ def test_any_record_can_be_read_by_its_number(tmp_path, ending):
         records.value(3, "text")
 
 
-@pytest.mark.parametrize(
-    ("name", "contents", "message"),
-    [
-        ("a.jsonl", "{}\n[1]\n", "a.jsonl, line 2: a JSON list, and each line must be an object"),
-        ("a.jsonl", "{}\n{'a'}\n", "a.jsonl, line 2: not JSON"),
-        ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv, row 3: 3 values, and the first row has 2 names"),
-        ("a.csv", 'a,b\n1,2\n5" x,2\n3,4\n6" y,5\n', "a.csv, row 3: 3 rows and not one; a value"),
-        ("a.csv", 'a,b\n1,2\n"x,2\n3,4\n"y,5\n', "a.csv, row 3: .*; a value with a quote in it"),
-        ("a.csv", 'a,b\n1,2\n"x,2\n3,4\n', "a.csv, row 3: .*; a value with a quote in it"),
-        ("a.csv", "a,b,a\n1,2,3\n", "a.csv, row 1: several columns have the same name"),
-        ("a.parquet", "no", "a.parquet is not a Parquet file"),
-        ("a.arrow", "no", "a.arrow is not an Arrow file"),
-        ("a.jsnl", "{}", "unknown file extension.*did you mean .jsonl"),
-    ],
-)
+REFUSED = [
+    ("a.jsonl", "{}\n[1]\n", "a.jsonl, line 2: a JSON list, and each line must be an object"),
+    ("a.jsonl", "{}\n{'a'}\n", "a.jsonl, line 2: not JSON"),
+    ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv, row 3: 3 values, and the first row has 2 names"),
+    ("a.csv", 'a,b\n1,2\n5" x,2\n3,4\n6" y,5\n', "a.csv, row 3: 3 rows and not one; a value"),
+    ("a.csv", 'a,b\n1,2\n"x,2\n3,4\n"y,5\n', "a.csv, row 3: .*; a value with a quote in it"),
+    ("a.csv", 'a,b\n1,2\n"x,2\n3,4\n', "a.csv, row 3: .*; a value with a quote in it"),
+    ("a.csv", "a,b,a\n1,2,3\n", "a.csv, row 1: several columns have the same name"),
+    ("a.parquet", "no", "a.parquet is not a Parquet file"),
+    ("a.arrow", "no", "a.arrow is not an Arrow file"),
+    ("a.jsnl", "{}", "unknown file extension.*did you mean .jsonl"),
+]
+
+
+@pytest.mark.parametrize(("name", "contents", "message"), REFUSED)
 def test_what_cannot_be_read_is_said_with_its_place(tmp_path, name, contents, message):
     (tmp_path / name).write_text(contents)
     with pytest.raises(ValueError, match=message):

@@ -40,15 +40,15 @@ def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
 A, B, EMPTY = {"a.txt": "one\ntwo\n"}, {"b.txt": "three\n"}, {f"{i}.txt": "" for i in range(7)}
 
 
-@pytest.mark.parametrize(
-    ("files", "options", "message"),
-    [
-        (A, "", "2 samples .*train, validation, test: give documents=lines, or validation_files"),
-        (A | B, ",validation_files=b.txt", "1 sample .*validation, test: give .*, or test_files"),
-        (A | B, ",test_files=b.txt", "test_files without validation_files: give validation_files"),
-        (A | EMPTY, ",validation_files=*[0-6].txt", "no text in 0.txt, .*, 4.txt and 2 more"),
-    ],
-)
+CASES = [
+    (A, "", "2 samples .*train, validation, test: give documents=lines, or validation_files"),
+    (A | B, ",validation_files=b.txt", "1 sample .*validation, test: give .*, or test_files"),
+    (A | B, ",test_files=b.txt", "test_files without validation_files: give validation_files"),
+    (A | EMPTY, ",validation_files=*[0-6].txt", "no text in 0.txt, .*, 4.txt and 2 more"),
+]
+
+
+@pytest.mark.parametrize(("files", "options", "message"), CASES)
 def test_too_little_text_is_said_with_what_to_do(tmp_path, monkeypatch, files, options, message):
     monkeypatch.chdir(tmp_path)
     for path, text in files.items():
@@ -183,15 +183,15 @@ def texts(tmp_path):
     return directory
 
 
-@pytest.mark.parametrize(
-    ("options", "train", "validation", "test"),
-    [
-        ("*.txt,validation_files={}/[78].txt", "0123456", "7", "8"),
-        ("**/**/*.txt,validation_files={}/[678].txt", "012345", "68", "7"),
-        ("*.txt,validation_files={}/[678].txt,test_files={}/8.txt", "012345", "67", "8"),
-        ("[0-7].txt,validation_files={}/6.txt,test_files={}/link.txt", "0123457", "6", "8"),
-    ],
-)
+SPLITS = [
+    ("*.txt,validation_files={}/[78].txt", "0123456", "7", "8"),
+    ("**/**/*.txt,validation_files={}/[678].txt", "012345", "68", "7"),
+    ("*.txt,validation_files={}/[678].txt,test_files={}/8.txt", "012345", "67", "8"),
+    ("[0-7].txt,validation_files={}/6.txt,test_files={}/link.txt", "0123457", "6", "8"),
+]
+
+
+@pytest.mark.parametrize(("options", "train", "validation", "test"), SPLITS)
 def test_a_file_is_in_one_split_only(texts, tmp_path, options, train, validation, test):
     options = f"files={texts}/{options.format(texts, texts)},vocab_size=280"
     problem = problems.find("languagemodel_textfiles", options)

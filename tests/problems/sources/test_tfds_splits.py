@@ -36,30 +36,30 @@ def chosen(given, info):
     return {**default_splits(SPLITS, given, info), **given}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, ["train[:95%]", "train[95%:100%]", "test"]),
-        ({"train": "train[:98%]"}, ["train[:98%]", "train[980:1000]", "test"]),
-        ({"train": "train[:50%]"}, ["train[:50%]", "train[950:1000]", "test"]),
-        ({"validation": "train[:5%]"}, ["train[50:1000]", "train[:5%]", "test"]),
-        ({"validation": "test[:50%]"}, ["train", "test[:50%]", "test[150:300]"]),
-        ({"test": "train[1:2]"}, ["train[0:1]+train[2:950]", "train[950:1000]", "train[1:2]"]),
-    ],
-)
+CASES = [
+    ({}, ["train[:95%]", "train[95%:100%]", "test"]),
+    ({"train": "train[:98%]"}, ["train[:98%]", "train[980:1000]", "test"]),
+    ({"train": "train[:50%]"}, ["train[:50%]", "train[950:1000]", "test"]),
+    ({"validation": "train[:5%]"}, ["train[50:1000]", "train[:5%]", "test"]),
+    ({"validation": "test[:50%]"}, ["train", "test[:50%]", "test[150:300]"]),
+    ({"test": "train[1:2]"}, ["train[0:1]+train[2:950]", "train[950:1000]", "train[1:2]"]),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), CASES)
 def test_what_is_not_named_is_what_is_left(given, expected):
     found = chosen(given, described(train=1000, test=300))
     assert [found[split] for split in SPLITS] == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "nothing"),
-    [
-        ({"train": "train"}, "validation"),
-        ({"train": "all"}, "test"),
-        ({"validation": "train", "test": "test"}, "train"),
-    ],
-)
+NOTHING_LEFT = [
+    ({"train": "train"}, "validation"),
+    ({"train": "all"}, "test"),
+    ({"validation": "train", "test": "test"}, "train"),
+]
+
+
+@pytest.mark.parametrize(("given", "nothing"), NOTHING_LEFT)
 def test_a_split_for_which_nothing_is_left_is_said(given, nothing):
     with pytest.raises(ValueError, match=f": nothing is left for {nothing}, as .* {nothing} too"):
         default_splits(SPLITS, given, described(train=100, test=30))

@@ -203,15 +203,15 @@ def test_ids_outside_are_refused(vocabulary, ids):
 GIVE = r"(\d+) pieces: give --vocab_size=\1 or {}, or vocab_size=\1 among --problem_options"
 
 
-@pytest.mark.parametrize(
-    ("texts", "size", "message"),
-    [
-        (TEXTS, 8192, rf"the texts allow at most {GIVE.format('less')}"),
-        (TEXTS, 270, rf"the texts need at least {GIVE.format('more')}"),
-        (["", ""], 300, "the texts are empty"),
-        ([], 300, "the texts are empty"),
-    ],
-)
+REFUSED = [
+    (TEXTS, 8192, rf"the texts allow at most {GIVE.format('less')}"),
+    (TEXTS, 270, rf"the texts need at least {GIVE.format('more')}"),
+    (["", ""], 300, "the texts are empty"),
+    ([], 300, "the texts are empty"),
+]
+
+
+@pytest.mark.parametrize(("texts", "size", "message"), REFUSED)
 def test_a_vocabulary_that_cannot_be_made_is_said_in_one_sentence(texts, size, message):
     whole = f"^cannot train a vocabulary of {size} pieces: {message}$"
     with pytest.raises(ValueError, match=whole):

@@ -210,15 +210,15 @@ def test_an_alias_is_the_flags_that_it_stands_for():
         assert values.schedule == "train_and_evaluate"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["t2tp_trainer", "--batch_size=8"], "write --hparams=batch_size=8"),
-        (["t2tp_trainer", "--learning_rate=0.1"], "--hparams=learning_rate_constant=0.1"),
-        (["t2tp_tune", "--train_steps=8"], "write --train_steps after --"),
-        (["t2tp_tune", "--batch_size=8"], "write --hparams=batch_size=8 after --"),
-    ],
-)
+CASES = [
+    (["t2tp_trainer", "--batch_size=8"], "write --hparams=batch_size=8"),
+    (["t2tp_trainer", "--learning_rate=0.1"], "--hparams=learning_rate_constant=0.1"),
+    (["t2tp_tune", "--train_steps=8"], "write --train_steps after --"),
+    (["t2tp_tune", "--batch_size=8"], "write --hparams=batch_size=8 after --"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), CASES)
 def test_an_unknown_flag_is_answered_with_where_it_belongs(call, words, says):
     code, _, (sentence,) = call(PROGRAMS[words[0]], words[1:])
     assert code == 2 and says in sentence, sentence

@@ -31,17 +31,17 @@ def resolve(tmp_path, data_dir):
     return resolve
 
 
-@pytest.mark.parametrize(
-    ("flags", "hparams"),
-    [
-        ({"mesh_shape": "model:2"}, {"mesh_shape": "model:2"}),
-        ({"layout": "d_ff:model"}, {"layout": "d_ff:model"}),
-        ({"mesh_shape": "model:2", "hparams": "mesh_shape=model:2"}, {"mesh_shape": "model:2"}),
-        ({"worker_gpu": 2}, {"mesh_shape": "data:2"}),
-        ({"precision": "bfloat16"}, {"activation_dtype": "bfloat16"}),
-        ({"on_nonfinite": "skip"}, {"on_nonfinite": "skip"}),
-    ],
-)
+CASES = [
+    ({"mesh_shape": "model:2"}, {"mesh_shape": "model:2"}),
+    ({"layout": "d_ff:model"}, {"layout": "d_ff:model"}),
+    ({"mesh_shape": "model:2", "hparams": "mesh_shape=model:2"}, {"mesh_shape": "model:2"}),
+    ({"worker_gpu": 2}, {"mesh_shape": "data:2"}),
+    ({"precision": "bfloat16"}, {"activation_dtype": "bfloat16"}),
+    ({"on_nonfinite": "skip"}, {"on_nonfinite": "skip"}),
+]
+
+
+@pytest.mark.parametrize(("flags", "hparams"), CASES)
 def test_some_flags_are_short_for_hparams(resolve, flags, hparams):
     found = resolve(**flags).hparams
     assert {name: getattr(found, name) for name in hparams} == hparams

@@ -119,19 +119,19 @@ def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):
     assert found[1] < 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({}, "give one of"),
-        ({"split": "validation", "score_file": "x"}, "give one of"),
-        ({"split": "vali"}, "validation"),
-        ({"decode_from_file": "/nowhere/file"}, "/nowhere/file"),
-        ({"split": "validation", "decode_hparams": "beam=4"}, "beam_size"),
-        ({"split": "validation", "decode_hparams": "beam_size=4,temperature=1"}, "one or the oth"),
-        ({"split": "validation", "checkpoint_path": "/nowhere"}, "/nowhere"),
-        ({"splt": "validation"}, "split"),
-    ],
-)
+REFUSED = [
+    ({}, "give one of"),
+    ({"split": "validation", "score_file": "x"}, "give one of"),
+    ({"split": "vali"}, "validation"),
+    ({"decode_from_file": "/nowhere/file"}, "/nowhere/file"),
+    ({"split": "validation", "decode_hparams": "beam=4"}, "beam_size"),
+    ({"split": "validation", "decode_hparams": "beam_size=4,temperature=1"}, "one or the oth"),
+    ({"split": "validation", "checkpoint_path": "/nowhere"}, "/nowhere"),
+    ({"splt": "validation"}, "split"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), REFUSED)
 def test_what_cannot_be_done_is_said_in_a_sentence(pairs, capsys, flags, said):
     assert pairs.decode(**flags) == 2
     error = capsys.readouterr().err
@@ -160,14 +160,14 @@ def test_images_are_made(tmp_path, capsys):
     assert {image.open(path).size for path in paths} == {(8, 8)}
 
 
-@pytest.mark.parametrize(
-    ("flag", "content", "says"),
-    [
-        ("score_file", "one\tONE\ntwo\n", "lines.txt, line 2: no tab"),
-        ("score_file", "", "lines.txt is empty: there is nothing to decode or to score\n"),
-        ("decode_from_file", "", "lines.txt is empty: there is nothing to decode or to score\n"),
-    ],
-)
+WITHOUT_LINES = [
+    ("score_file", "one\tONE\ntwo\n", "lines.txt, line 2: no tab"),
+    ("score_file", "", "lines.txt is empty: there is nothing to decode or to score\n"),
+    ("decode_from_file", "", "lines.txt is empty: there is nothing to decode or to score\n"),
+]
+
+
+@pytest.mark.parametrize(("flag", "content", "says"), WITHOUT_LINES)
 def test_a_file_without_lines_for_it_is_refused(pairs, tmp_path, capsys, flag, content, says):
     (tmp_path / "lines.txt").write_text(content)
     assert pairs.decode(**{flag: tmp_path / "lines.txt"}) == 2

@@ -36,15 +36,15 @@ def test_one_several_or_all_checkpoints_on_any_mesh(trained, data_dir, capfd):
     assert sorted(trained.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"output_dir": "/nowhere"}, "/nowhere holds no run"),
-        ({"split": "tset"}, "did you mean test"),
-        ({"checkpoint_path": "/nowhere"}, "/nowhere does not exist"),
-        ({"hparams": "d_ff=32"}, "does not fit the model's variables"),
-    ],
-)
+REFUSED = [
+    ({"output_dir": "/nowhere"}, "/nowhere holds no run"),
+    ({"split": "tset"}, "did you mean test"),
+    ({"checkpoint_path": "/nowhere"}, "/nowhere does not exist"),
+    ({"hparams": "d_ff=32"}, "does not fit the model's variables"),
+]
+
+
+@pytest.mark.parametrize(("flags", "says"), REFUSED)
 def test_wrong_input_is_one_sentence(trained, data_dir, capfd, flags, says):
     code, rows, said = evaluate(capfd, **{"output_dir": trained, "data_dir": data_dir, **flags})
     assert (code, rows) == (2, [])

@@ -166,17 +166,17 @@ def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
     assert float(loss) == pytest.approx(mean, rel=1e-4)
 
 
+REFUSED = [
+    ({"mesh_shape": "stage:2", "layout": "layers:stage"}, "stage:2"),
+    ({"without_rows": "99"}, "rows 0 to 15"),
+    ({"without_rows": ",".join(map(str, range(16)))}, "no row is left"),
+    ({"without_rows": "x"}, "'x' is no row"),
+    ({}, "needs a single process"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"mesh_shape": "stage:2", "layout": "layers:stage"}, "stage:2"),
-        ({"without_rows": "99"}, "rows 0 to 15"),
-        ({"without_rows": ",".join(map(str, range(16)))}, "no row is left"),
-        ({"without_rows": "x"}, "'x' is no row"),
-        ({}, "needs a single process"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), REFUSED)
 def test_what_cannot_be_replayed_is_refused(run, capfd, monkeypatch, flags, said):
     if not flags:
         monkeypatch.setenv("TF_CONFIG", tf_configs(2)[0]["TF_CONFIG"])

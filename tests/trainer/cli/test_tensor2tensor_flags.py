@@ -31,15 +31,15 @@ def test_what_the_table_names_exists():
             assert {flag, flag.removeprefix("no")} & here, flag
 
 
-@pytest.mark.parametrize(
-    ("argument", "says"),
-    [
-        ("--use_tpu", "'use_tpu'. t2tp does not have this flag of tensor2tensor: it is for TPUs"),
-        ("--nosync", "'nosync'. t2tp does not have this flag of tensor2tensor: training is always"),
-        ("--worker_id=1", "'worker_id'. Use: --process_id."),
-        ("--hp_d_ff=8", "Hyperparameters are written --hparams=d_ff=VALUE."),
-    ],
-)
+CASES = [
+    ("--use_tpu", "'use_tpu'. t2tp does not have this flag of tensor2tensor: it is for TPUs"),
+    ("--nosync", "'nosync'. t2tp does not have this flag of tensor2tensor: training is always"),
+    ("--worker_id=1", "'worker_id'. Use: --process_id."),
+    ("--hp_d_ff=8", "Hyperparameters are written --hparams=d_ff=VALUE."),
+]
+
+
+@pytest.mark.parametrize(("argument", "says"), CASES)
 def test_the_error_for_a_flag_of_tensor2tensor_gives_advice(argument, says):
     with pytest.raises(UsageError, match=re.escape(says)):
         parse(PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", argument])

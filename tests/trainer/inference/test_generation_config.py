@@ -25,23 +25,23 @@ def options(tmp_path, config, text="", reads_inputs=False, **given):
     return DecodeOptions.parse(text, **default_options(spec, **given))
 
 
-@pytest.mark.parametrize(
-    ("config", "text", "wanted"),
-    [
-        ({}, "", {"beam_size": 1}),
-        ({}, "return_beams=true", {"return_beams": True}),
-        (SAMPLES, "", {**SAMPLED, "beam_size": 1}),
-        (SAMPLES, "temperature=1", {**SAMPLED, "temperature": 1.0}),
-        (SAMPLES, "temperature=0", {"temperature": 0.0, "extra_length": 7}),
-        (SAMPLES, "beam_size=3,extra_length=4", {"beam_size": 3, "extra_length": 4}),
-        ({**SAMPLES, "do_sample": False}, "", {"beam_size": 1, "extra_length": 7}),
-        ({"num_beams": 5, "min_new_tokens": 2}, "", {**BEAMS, "min_length": 2}),
-        ({"num_beams": 5}, "top_k=3", {"top_k": 3, "alpha": 1.0}),
-        ({"num_beams": 5, "length_penalty": 0.0}, "", {**BEAMS, "alpha": 0.0}),
-        ({"length_penalty": 2}, "beam_size=5", {**BEAMS, "alpha": 2.0}),
-        ({"num_beams": 5, "length_penalty": 2}, "alpha=0.6", {**BEAMS, "alpha": 0.6}),
-    ],
-)
+CASES = [
+    ({}, "", {"beam_size": 1}),
+    ({}, "return_beams=true", {"return_beams": True}),
+    (SAMPLES, "", {**SAMPLED, "beam_size": 1}),
+    (SAMPLES, "temperature=1", {**SAMPLED, "temperature": 1.0}),
+    (SAMPLES, "temperature=0", {"temperature": 0.0, "extra_length": 7}),
+    (SAMPLES, "beam_size=3,extra_length=4", {"beam_size": 3, "extra_length": 4}),
+    ({**SAMPLES, "do_sample": False}, "", {"beam_size": 1, "extra_length": 7}),
+    ({"num_beams": 5, "min_new_tokens": 2}, "", {**BEAMS, "min_length": 2}),
+    ({"num_beams": 5}, "top_k=3", {"top_k": 3, "alpha": 1.0}),
+    ({"num_beams": 5, "length_penalty": 0.0}, "", {**BEAMS, "alpha": 0.0}),
+    ({"length_penalty": 2}, "beam_size=5", {**BEAMS, "alpha": 2.0}),
+    ({"num_beams": 5, "length_penalty": 2}, "alpha=0.6", {**BEAMS, "alpha": 0.6}),
+]
+
+
+@pytest.mark.parametrize(("config", "text", "wanted"), CASES)
 def test_what_is_named_replaces_the_method_of_the_file(tmp_path, config, text, wanted):
     assert options(tmp_path, config, text) == DecodeOptions(**wanted)
 

@@ -160,15 +160,15 @@ def test_any_layout_gives_the_answers_of_the_harness_itself(kind, model, expecte
     assert len([each for each in new if each.name.startswith("step-00000000_")]) == 1
 
 
+REFUSED = [
+    ({"tasks": "tiny_chioce"}, "did you mean tiny_choice"),
+    ({"tasks": "tiny_choice", "output_dir": "/nowhere"}, "/nowhere holds no run"),
+    ({"num_fewshot": 1}, "--num_fewshot has no effect here: it is for --tasks"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"tasks": "tiny_chioce"}, "did you mean tiny_choice"),
-        ({"tasks": "tiny_choice", "output_dir": "/nowhere"}, "/nowhere holds no run"),
-        ({"num_fewshot": 1}, "--num_fewshot has no effect here: it is for --tasks"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "says"), REFUSED)
 def test_a_wrong_request_is_one_sentence(model, capfd, flags, says):
     task_dir = model / "tasks" if "tasks" in flags else None
     given = {"output_dir": model / "run", "task_dir": task_dir, **flags}

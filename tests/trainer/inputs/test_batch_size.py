@@ -25,29 +25,29 @@ def sequences_of(text: str) -> int:
     return sequences_per_batch(made, Layout.from_hparams(made))
 
 
-@pytest.mark.parametrize(
-    ("size", "unit", "sequences"),
-    [
-        (64, "sequences_per_batch", 64),
-        (8192, "tokens_per_batch", 64),
-        (16, "sequences_per_replica", 64),
-        (2048, "tokens_per_replica", 64),
-        # No axis splits the batch, so there is one replica.
-        *((16, f"sequences_per_replica,{change}", 16) for change in ONE_REPLICA),
-    ],
-)
+CASES = [
+    (64, "sequences_per_batch", 64),
+    (8192, "tokens_per_batch", 64),
+    (16, "sequences_per_replica", 64),
+    (2048, "tokens_per_replica", 64),
+    # No axis splits the batch, so there is one replica.
+    *((16, f"sequences_per_replica,{change}", 16) for change in ONE_REPLICA),
+]
+
+
+@pytest.mark.parametrize(("size", "unit", "sequences"), CASES)
 def test_a_batch_may_be_counted_in_four_ways(size, unit, sequences):
     assert sequences_of(f"batch_size={size},batch_size_unit={unit}") == sequences
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ("8200,batch_size_unit=tokens_per_batch", "=8200.*max_length=128.*use 8192 or 8320"),
-        ("100,batch_size_unit=tokens_per_replica", "use 128$"),
-        ("64,batch_size_unit=tokens_per_core", "'tokens_per_core'.*tokens_per_batch"),
-    ],
-)
+REFUSED = [
+    ("8200,batch_size_unit=tokens_per_batch", "=8200.*max_length=128.*use 8192 or 8320"),
+    ("100,batch_size_unit=tokens_per_replica", "use 128$"),
+    ("64,batch_size_unit=tokens_per_core", "'tokens_per_core'.*tokens_per_batch"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), REFUSED)
 def test_parts_of_sequences_and_unknown_units_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         sequences_of(f"batch_size={changes}")

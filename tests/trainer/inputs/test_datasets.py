@@ -73,14 +73,14 @@ def test_data_that_end_too_early_are_said(tmp_path):
         estimator(tmp_path).train(lambda: input_fn(3), 5)
 
 
-@pytest.mark.parametrize(
-    ("change", "dimensions", "says"),
-    [
-        (lambda d: d.batch(8, drop_remainder=True), {"x": "batch d_in"}, "elements have x, y"),
-        (lambda d: d.batch(8, drop_remainder=True), {"x": "batch", "y": "batch"}, "1 are named"),
-        (lambda d: d.batch(8), DIMENSIONS, "drop_remainder=True"),
-    ],
-)
+REFUSED = [
+    (lambda d: d.batch(8, drop_remainder=True), {"x": "batch d_in"}, "elements have x, y"),
+    (lambda d: d.batch(8, drop_remainder=True), {"x": "batch", "y": "batch"}, "1 are named"),
+    (lambda d: d.batch(8), DIMENSIONS, "drop_remainder=True"),
+]
+
+
+@pytest.mark.parametrize(("change", "dimensions", "says"), REFUSED)
 def test_dimensions_that_do_not_fit_are_refused(change, dimensions, says):
     dataset = change(tf.data.Dataset.from_tensor_slices(batches(1)))
     with pytest.raises(ValueError, match=says):

@@ -6,16 +6,15 @@ import pytest
 
 from t2tp.trainer.cli.launch import hosts_of, parse_hosts
 
+CASES = [
+    ("a:1,b:2", ["a:1", "b:2"]),
+    ("n[07-09,12],x1:84", ["n07:84", "n08:84", "n09:84", "n12:84", "x1:84"]),
+    ("run-[0-1].run:8470", ["run-0.run:8470", "run-1.run:8470"]),
+    ("10.0.0.1:5", ["10.0.0.1:5"]),
+]
 
-@pytest.mark.parametrize(
-    ("text", "addresses"),
-    [
-        ("a:1,b:2", ["a:1", "b:2"]),
-        ("n[07-09,12],x1:84", ["n07:84", "n08:84", "n09:84", "n12:84", "x1:84"]),
-        ("run-[0-1].run:8470", ["run-0.run:8470", "run-1.run:8470"]),
-        ("10.0.0.1:5", ["10.0.0.1:5"]),
-    ],
-)
+
+@pytest.mark.parametrize(("text", "addresses"), CASES)
 def test_lists_of_hosts(text, addresses):
     assert parse_hosts(text) == tuple(addresses)
 
@@ -37,15 +36,15 @@ def test_the_index_comes_from_the_flag_or_the_scheduler():
     assert hosts_of("", None, {}) == ((), 0)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "host_id", "environment", "said"),
-    [
-        ("a:1,b:1", None, {}, "--host_id is missing"),
-        ("a:1,b:1", 2, {}, "one of 0 to 1"),
-        ("", 1, {}, "needs --hosts"),
-        ("", None, {"TF_CONFIG": '{"cluster": []}'}, "TF_CONFIG"),
-    ],
-)
+REFUSED = [
+    ("a:1,b:1", None, {}, "--host_id is missing"),
+    ("a:1,b:1", 2, {}, "one of 0 to 1"),
+    ("", 1, {}, "needs --hosts"),
+    ("", None, {"TF_CONFIG": '{"cluster": []}'}, "TF_CONFIG"),
+]
+
+
+@pytest.mark.parametrize(("hosts", "host_id", "environment", "said"), REFUSED)
 def test_contradictions_are_refused(hosts, host_id, environment, said):
     with pytest.raises(ValueError, match=said):
         hosts_of(hosts, host_id, environment)

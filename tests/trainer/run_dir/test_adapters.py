@@ -130,14 +130,14 @@ def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
     assert first == second
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"warm_start_from": ""}, "name the run or checkpoint that has them"),
-        ({"hparams": f"{LORA},d_ff=64"}, "feed_forward/input is (16, 32) there and (16, 64) here"),
-        ({"hparams": LORA.replace("query", "quer")}, "did you mean query"),
-    ],
-)
+REFUSED = [
+    ({"warm_start_from": ""}, "name the run or checkpoint that has them"),
+    ({"hparams": f"{LORA},d_ff=64"}, "feed_forward/input is (16, 32) there and (16, 64) here"),
+    ({"hparams": LORA.replace("query", "quer")}, "did you mean query"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
 def test_a_base_that_does_not_fit_is_refused(base, tmp_path, capfd, flags, message):
     assert train(base, tmp_path / "run", 1, **flags) == 2
     assert message in capfd.readouterr().err

@@ -24,20 +24,17 @@ def test_what_was_written_is_read_back(tmp_path):
     assert sorted(os.listdir(tmp_path / "run")) == ["run.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"{", r"run\.yaml, line 2 is not YAML"),
-        (b"[1]", r"run\.yaml is a list, and must be an object of names and values"),
-        (b"\xff{}", r"run\.yaml is not UTF-8"),
-        (b"model: [5]", r"run\.yaml: model is a list, and must be text"),
-        (
-            b"flags: {train_steps: true}",
-            r"run\.yaml: train_steps is True, and must be a whole number",
-        ),
-        (b"model: transformer_lm\nhparams: {d_ff: x}", r"run\.yaml: d_ff=x: expected int"),
-    ],
-)
+CASES = [
+    (b"{", r"run\.yaml, line 2 is not YAML"),
+    (b"[1]", r"run\.yaml is a list, and must be an object of names and values"),
+    (b"\xff{}", r"run\.yaml is not UTF-8"),
+    (b"model: [5]", r"run\.yaml: model is a list, and must be text"),
+    (b"flags: {train_steps: true}", r"run\.yaml: train_steps is True, and must be a whole number"),
+    (b"model: transformer_lm\nhparams: {d_ff: x}", r"run\.yaml: d_ff=x: expected int"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), CASES)
 def test_a_damaged_file_is_named(tmp_path, content, said):
     (tmp_path / "run.yaml").write_bytes(content)
     with pytest.raises(RunFileError, match=f"{said}.*; put a copy of the file back"):
@@ -51,16 +48,16 @@ def test_a_lost_file_does_not_make_a_run_a_new_one(tmp_path):
             check(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("beat", "is_lost"),
-    [
-        ({"step": 3, "state": "ended"}, True),
-        ({"step": 20, "state": "training"}, True),
-        ({"step": 19, "state": "training"}, False),  # The first checkpoint may be unfinished.
-        ({"step": 0, "state": "ended"}, False),
-        ({"step": "x"}, False),
-    ],
-)
+BEATS = [
+    ({"step": 3, "state": "ended"}, True),
+    ({"step": 20, "state": "training"}, True),
+    ({"step": 19, "state": "training"}, False),  # The first checkpoint may be unfinished.
+    ({"step": 0, "state": "ended"}, False),
+    ({"step": "x"}, False),
+]
+
+
+@pytest.mark.parametrize(("beat", "is_lost"), BEATS)
 def test_a_run_that_has_lost_its_checkpoints_does_not_start_again(tmp_path, beat, is_lost):
     run_files.check_not_trained(str(tmp_path), 10)
     (tmp_path / "heartbeat.json").write_text(json.dumps(beat))
