@@ -96,9 +96,12 @@ def fill_rows(
         values = column.spans(begins, sizes)
     elif kind == "segmentation":
         first_of_row = counts.cumsum() - counts
-        values = (np.arange(1, len(begins) + 1) - first_of_row.repeat(counts)).repeat(sizes)
+        numbers = np.arange(1, len(begins) + 1) - first_of_row.repeat(counts)
+        values = numbers.astype(INT).repeat(sizes)
     else:
         values = ranges(np.zeros_like(sizes), sizes)
+    if len(values) == len(counts) * length:
+        return values.reshape(-1, length).astype(INT)
     ends_of_rows = np.append(0, sizes.cumsum())[counts.cumsum()]
     filled = np.zeros((len(counts), length), INT)
     filled[np.arange(length) < np.diff(ends_of_rows, prepend=0)[:, None]] = values

@@ -6,8 +6,9 @@ do not attend to other documents.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,12 +68,25 @@ class PackedWindows:
             ends_document = self.separate & (tokens == self.vocabulary.end_of_document)
             return np.where((begins == 0) | ends_document, 0, tokens).astype(INT)
         kind, is_real = _KINDS[feature], examples != EMPTY
-        begins = begins[is_real]
-        ends = np.minimum(begins + self.length, self.column.size)
-        counts, sizes = is_real.astype(np.int64), ends - begins
-        if kind != "tokens" and self.separate:
-            counts[is_real], begins, sizes = self.column.parts(begins, ends)
+        counts, windows = is_real.astype(np.int64), examples[is_real]
+        if kind == "tokens" or not self.separate:
+            begins, ends = self._ends(windows)
+            sizes = ends - begins
+        else:
+            counts[is_real], begins, sizes = self._documents(windows.tobytes())
         return fill_rows(self.column, counts, begins, sizes, self.length, kind)[:, parts[0]]
+
+    def _ends(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the positions where windows begin and end in the column."""
+        begins = windows * self.length
+        return begins, np.minimum(begins + self.length, self.column.size)
+
+    @cached_property
+    def _documents(self) -> Callable[[bytes], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Returns `Column.parts` of int64 windows; segmentation and position share the result."""
+        return lru_cache(8)(
+            lambda windows: self.column.parts(*self._ends(np.frombuffer(windows, np.int64)))
+        )
 
     def count_bytes(self, examples: np.ndarray) -> float:
         """Returns the UTF-8 length of the text of windows.
