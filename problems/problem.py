@@ -360,7 +360,16 @@ class Problem(Preparable):
         if missing:
             raise DamagedDataError(f"{directory} has no {missing[0]} of {self.name}: make it again")
         dtypes = {column: np.dtype(dtype) for column, dtype in manifest.columns.items()}
-        return open_columns(directory, split, manifest.splits[split].shards, dtypes, ids)
+        sizes = manifest.splits[split]
+        columns = open_columns(directory, split, sizes.shards, dtypes, ids)
+        for name, column in columns.items():
+            wanted = sizes.examples, sizes.values.get(name)
+            if not column.size or (len(column), column.size) != wanted:
+                raise DamagedDataError(
+                    f"{directory}: {split} has {len(column):,} examples with {column.size:,} values"
+                    f" of {name}, other than its manifest says: make it again"
+                )
+        return columns
 
     def index_directory(self, data_dir: AnyPath) -> IndexDirectory:
         """Returns the directory of the row indexes; the caller has checked the data."""

@@ -25,12 +25,16 @@ from t2tp.problems.sources.user_files import (
     json_names,
     named,
     read_file,
+    stored,
     write_sources,
 )
 from t2tp.problems.text_to_text import Text2TextProblem
 
 # Fraction of all samples for each held-out split, if the user names no files for it.
 _HELD_OUT = {"validation": 0.03, "test": 0.03}
+
+# Indices of samples to compute at a time.
+_PIECE = 1 << 20
 
 # Lines in a document of a text that is cut into parts, so that several processes can encode it.
 _PART_LINES = 10_000
@@ -106,7 +110,7 @@ class FileProblem(Problem):
         held_out = self._held_out()
         if validation not in held_out:
             everything = self.read(self._files(self.file_options), tmp_dir)
-            return _subset(everything, self._drawn(split, len(everything)))
+            return _subset(everything, self._drawn(split, len(everything), tmp_dir))
         if split == train or test in held_out:
             return self.read(self._files_of(split), tmp_dir)
         # Held-out samples alternate between validation and test.
@@ -134,9 +138,12 @@ class FileProblem(Problem):
             )
         return given
 
-    def _drawn(self, split: str, count: int) -> np.ndarray:
-        """Returns the indices of a split's random samples: int64 [any]."""
-        return permute(np.array(self._share(split, count)), count, "splits")
+    def _drawn(self, split: str, count: int, scratch: Path) -> np.ndarray:
+        """Returns the indices of a split's random samples, from a file: int64 [any]."""
+        share = self._share(split, count)
+        pieces = (share[begin : begin + _PIECE] for begin in range(0, len(share), _PIECE))
+        drawn = (permute(np.array(piece), count, "splits") for piece in pieces)
+        return stored(scratch / "splits" / f"{split}-{count}", lambda: drawn)
 
     def _share(self, split: str, count: int) -> range:
         """Returns a split's part of the numbers up to `count`: validation, test, then train."""

@@ -513,7 +513,7 @@ def file_inside(directory: Path, name: str) -> Path:
     roots = [directory.resolve()]
     if roots[0].parent.name == "snapshots":
         roots.append(roots[0].parent.parent / "blobs")
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for links in a circle.
     if not any(target.is_relative_to(root) for root in roots):
         raise InvalidFileError(
             f"{path} is a link to {target}, outside of the directory: replace it by the file itself"

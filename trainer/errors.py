@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -60,3 +61,11 @@ def sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)
+
+
+def first_line(error: Exception) -> str:
+    """Returns the line of an error's message that has the reason."""
+    text = str(error).strip()
+    # TensorFlow's errors of a graph begin with the place of the failed operation.
+    in_graph = re.search(r"^(.+)\n\t \[\[\{\{node", text, re.MULTILINE)
+    return in_graph[1] if in_graph else next(iter(text.splitlines()), type(error).__name__)

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 import t2tp.hparams  # noqa: F401  (registers the sets)
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparam_types import declared_type
 from t2tp.registry import UnknownNameError
-from t2tp.suggestions import similar
+from t2tp.suggestions import nearest, similar
 from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import UsageError
 
@@ -87,6 +89,12 @@ def read_set(name: str) -> HParams:
         raise FileNotFoundError(f"--hparams_set={name}: there is no such file")
     settings = run_yaml.read(name)
     model = settings.names.get("model")
+    known = set().union(*_names_in(tuple(sets_of(model))))
+    for each in settings.hparams if known else ():
+        if each not in known:
+            logging.warning(
+                "%s: no set of %s has %s: %s", *(name, model, each), nearest(each, known, "hparams")
+            )
     return completed(declared(settings.hparams, settings.names.get("hparams_set"), model), model)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,9 @@ _BLANK = re.compile(rb"(?<=\n)\r?\n")
 # Bytes of a file that are searched for line ends at a time.
 _PIECE = 1 << 24
 
+
+# Max bytes of one text: of a line, or of a file that is a document.
+_MAX_TEXT = 1 << 25
 
 # Files are compared by size in bytes and modification time in nanoseconds.
 _State = list[int]
@@ -212,7 +215,17 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
 
 def read_file(path: Path) -> str:
     """Returns the text of a file; see `decode`."""
+    _check_size(path.stat().st_size, str(path))
     return decode(path.read_bytes(), path)
+
+
+def _check_size(num_bytes: int, where: str) -> None:
+    """Raises BadSampleError if a text is so long that its tokens would fill the memory."""
+    if num_bytes > _MAX_TEXT:
+        raise BadSampleError(
+            f"{where}: a text of {num_bytes:,} bytes, and at most {_MAX_TEXT:,} are read as one:"
+            " divide it, as with documents=paragraphs or documents=lines"
+        )
 
 
 def json_names(path: Path) -> list[str]:
@@ -261,6 +274,7 @@ class LineRange:
         line = int(number - self._first[file])
         ends = self._ends[file]
         begin = int(ends[line - 1]) + 1 if line else 0
+        _check_size(int(ends[line]) - begin, f"{self._paths[file]}, line {line + 1}")
         with self._paths[file].open("rb") as opened:
             opened.seek(begin)
             contents = opened.read(int(ends[line]) - begin)
@@ -299,15 +313,23 @@ def _line_ends(path: Path, index_dir: Path, quoted: bool, piece_bytes: int) -> n
     """
     name = fingerprint([path.absolute()]) + "-quoted" * quoted
     ends = index_dir / name
-    if not ends.exists():
-        index_dir.mkdir(parents=True, exist_ok=True)
-        unfinished = index_dir / f"{name}.tmp-{os.getpid()}"
+    blank = index_dir.name == Paragraphs.separator
+    return stored(ends, lambda: _find_line_ends(path, quoted, piece_bytes, blank))
+
+
+def stored(path: Path, make: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
+    """Returns a memory-mapped file of the integers that `make` yields in pieces: int64 [any].
+
+    Calls `make` only if the file does not exist yet.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         with unfinished.open("wb") as file:
-            blank = index_dir.name == Paragraphs.separator
-            for positions in _find_line_ends(path, quoted, piece_bytes, blank):
-                file.write(positions.astype(OFFSET).tobytes())
-        unfinished.replace(ends)
-    return mapped(ends, OFFSET)
+            for numbers in make():
+                file.write(numbers.astype(OFFSET).tobytes())
+        unfinished.replace(path)
+    return mapped(path, OFFSET)
 
 
 def _find_line_ends(

@@ -218,7 +218,8 @@ def _check_growth(parts: Sequence[dict[str, Any]]) -> None:
         if part.get("type") == "Replace":
             replaced, content = (part.get("pattern") or {}).get("String"), part.get("content") or ""
             growth *= max(1.0, len(content) / len(replaced)) if replaced else 1 + len(content)
-        if growth > _MAX_GROWTH or len(part.get("prepend") or "") > _MAX_GROWTH:
+        growth += len(part.get("prepend") or "")
+        if growth > _MAX_GROWTH:
             raise ValueError(f"{TOKENIZER_FILE}: its normalizer or decoder makes texts far longer")
         # The library reserves as much memory as the table says that it has.
         charsmap = base64.b64decode(part.get("precompiled_charsmap") or "")

@@ -15,7 +15,8 @@ _DEFAULT_EOS_ID = 1
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _LIMITS = {
     **dict.fromkeys(("alpha", "temperature", "top_k", "extra_length", "min_length"), Limits(min=0)),
-    **dict.fromkeys(("beam_size", "batch_size"), Limits(min=1)),
+    "beam_size": Limits(min=1, max=1 << 10),
+    "batch_size": Limits(min=1, max=1 << 16),
     "num_samples": Limits(min=-1),
     "top_p": Limits(above=0, max=1),
     "min_p": Limits(min=0, max=1),

@@ -189,7 +189,7 @@ def _read_json(path: Path, schema: Schema) -> Any:
       ValueError: the file is damaged.
     """
     try:
-        return typed_files.read_json(path, schema)
+        return typed_files.read_json(typed_files.file_inside(path.parent, path.name), schema)
     except FileNotFoundError:
         raise ConversionError(
             f"{path.parent} has no {path.name}: is it a model's directory?"

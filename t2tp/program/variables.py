@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -309,12 +310,23 @@ class Variables:
         self._lent[f"{scope}/"] = variables
 
     def create_all(self, specs: Sequence[VariableSpec]) -> list[SlicedVariable | StagedVariable]:
-        """Creates the variables of a program; arguments and errors as for `create`."""
+        """Creates the variables of a program; arguments and errors as for `create`.
+
+        Raises:
+          ValueError: the slices on CPUs have more bytes than this machine's memory.
+        """
         new = [spec for spec in specs if spec.name not in self]
         slices = sum(
             math.prod(self._layout.slice_size(spec.shape)) * spec.dtype.size for spec in new
         )
-        if slices * len(self.cluster.local_pnums) >= _LARGE:
+        num_bytes = slices * len(self.cluster.local_pnums)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.cluster.on_cpu and num_bytes > memory:
+            raise ValueError(
+                f"its variables have {num_bytes / 1e9:,.1f} GB in this process, and this machine"
+                f" has {memory / 1e9:,.1f} GB of memory"
+            )
+        if num_bytes >= _LARGE:
             # A discarded program is in reference cycles, so its variables take memory until a
             # garbage collection.
             gc.collect()

@@ -30,6 +30,8 @@ def test_the_method_follows_from_what_is_given(text, method, width):
 REFUSED = [
     ("beam=4", "beam_size"),
     ("beam_size=0", "at least 1"),
+    ("beam_size=2000", "at most 1,024"),
+    ("batch_size=1000000", "at most 65,536"),
     ("beam_size=4,temperature=0.5", "one or the other"),
     ("beam_size=2,top_k=3", "one or the other"),
     ("temperature=0,top_k=3", "temperature=0"),

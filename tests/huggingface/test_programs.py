@@ -108,6 +108,9 @@ def test_conversations_are_continued_as_the_chat_template_says(source, run, tmp_
     lines.write_text('"Hello"\n')
     assert decode(run, f"--decode_from_file={lines}", f"--decode_to_file={out}") == 2
     assert "chats.jsonl, line 1: a conversation is a list of messages" in capsys.readouterr().err
+    lines.write_text(json.dumps([{"role": "user", "content": "the " * 500_000}]))
+    assert decode(run, f"--decode_from_file={lines}", f"--decode_to_file={out}") == 2
+    assert " characters, and 2,000,000 are the maximum" in capsys.readouterr().err
 
 
 def test_what_is_typed_is_a_conversation(source, run, monkeypatch, capsys):

@@ -44,6 +44,16 @@ def without_pieces(source):
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
+def with_a_circle(source):
+    without_pieces(source)
+    (source / "model-00001-of-00002.safetensors").symlink_to("model-00001-of-00002.safetensors")
+
+
+def with_a_link(source):
+    (source / "config.json").unlink()
+    (source / "config.json").symlink_to("/etc/hostname")
+
+
 def with_a_larger_tokenizer(source):
     tokenizer = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 53, "content": "<end>"}]}
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -54,6 +64,8 @@ WRONG = [
     (lambda at: os.truncate(at / "model.safetensors", 5000), "tensors is damaged or incomplete"),
     (lambda at: os.truncate(at / "model.safetensors", 20), "tensors is damaged or incomplete"),
     (without_pieces, "model-00001-of-00002.safetensors is missing"),
+    (with_a_circle, "model-00001-of-00002.safetensors is missing"),
+    (with_a_link, "config.json is a link to /etc/hostname, outside"),
     (lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"), "bin, a pickle"),
     ({"model_type": "mamba"}, "'mamba', only gpt2, llama, .*, gemma3_text, gpt_oss, bert, vit$"),
     ({"model_type": "qwen4"}, "'qwen4', only ((?!did you mean).)*$"),

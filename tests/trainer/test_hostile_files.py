@@ -109,6 +109,16 @@ def test_ids_beyond_the_vocabulary_are_refused(data):
         source.read("targets", np.arange(len(source)), (slice(None),))
 
 
+def test_sizes_other_than_the_manifests_are_refused(data):
+    path = problems.find(PROBLEM).directory(data) / "manifest.json"
+    fields = json.loads(path.read_text())
+    fields["splits"]["train"]["examples"] += 1
+    path.write_text(json.dumps(fields))
+    seal_data(path.parent)
+    with pytest.raises(DamagedDataError, match="other than its manifest says"):
+        problems.find(PROBLEM).train_examples(data, 64)
+
+
 def test_a_damaged_index_of_rows_is_found_and_made_again(tmp_path, capfd):
     (tmp_path / "pairs.tsv").write_text("".join(f"{n}\t{n * 7}\n" for n in range(200)))
     options = f"files={tmp_path}/pairs.tsv,vocab_size=280,arrangement=packed"
@@ -230,6 +240,15 @@ SIZES = {
 def test_the_size_of_a_runs_file_is_limited(tmp_path, text):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(run_files.RunFileError, match=r"run\.yaml"):
+        run_files.read(tmp_path)
+
+
+def test_a_run_in_part_is_refused(trained, trainer, tmp_path, capfd):
+    shutil.rmtree(trained / "checkpoints")
+    assert trainer(output_dir=trained) == 2
+    assert "put the checkpoints back" in capfd.readouterr().err
+    (tmp_path / "run.yaml").symlink_to("/etc/hostname")
+    with pytest.raises(run_files.RunFileError, match=r"run\.yaml is a link to"):
         run_files.read(tmp_path)
 
 

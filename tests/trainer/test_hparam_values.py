@@ -28,6 +28,7 @@ CHECKED_LATER = {
 TOGETHER = {
     "microbatches": ("microbatches=3", "microbatches=3 does not divide a batch of 8"),
     "batch": ("batch_size=1000000000", "32,000,000,000 tokens"),
+    "memory": ("vocab_size=2000000000,d_model=4096", "GB in this process, and this machine has"),
     "tokens": ("batch_size=33,batch_size_unit=tokens_per_batch", "use 32 or 64"),
     "heads": ("num_kv_heads=3", "num_kv_heads 3 must divide num_heads 4"),
     "sines": ("position=sinusoidal,d_model=3", "must be even"),

@@ -8,7 +8,7 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.hparams_fit import check_fits
+from t2tp.trainer.hparams_fit import check_fits, read_set
 from t2tp.trainer.run_dir import run_files
 from tests import test_hparams_sets
 
@@ -88,7 +88,10 @@ def test_the_program_refuses_and_warns(trainer, tmp_path, capfd):
     assert {"num_experts", "moe_every"} <= set(warning[len(begins) :].split(", "))
 
 
-def test_a_set_read_from_a_file_is_checked_too(trainer, tmp_path, capfd):
+def test_a_set_read_from_a_file_is_checked_too(trainer, tmp_path, capfd, caplog):
+    (tmp_path / "run.yaml").write_text("model: transformer_lm\nhparams:\n  d_modl: 3\n")
+    read_set(str(tmp_path / "run.yaml"))
+    assert "no set of transformer_lm has d_modl: did you mean d_model" in caplog.text
     run_files.write(tmp_path, SETS["vit_tiny"], {})
     assert trainer(hparams_set=tmp_path / "run.yaml") == 2
     said = capfd.readouterr().err

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from absl import flags as absl_flags
@@ -25,7 +26,14 @@ from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference import conversations, files
 from t2tp.trainer.inference.generation_config import default_options
-from t2tp.trainer.inference.run_decoder import Decoded, Result, RunDecoder, check_writes, codec_for
+from t2tp.trainer.inference.run_decoder import (
+    Decoded,
+    Result,
+    RunDecoder,
+    check_writes,
+    codec_for,
+    encode_prompt,
+)
 from t2tp.trainer.local_paths import read_lines
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
@@ -171,7 +179,7 @@ class _Decoding:
         # prompt: with both, prompts would begin with two, unlike in training. `_replies` removes
         # one.
         codec = codec_for(spec.problem, spec.data_dir)
-        first = chat.template.first_token(codec.encode, chat.conversations)
+        first = chat.template.first_token(partial(encode_prompt, codec), chat.conversations)
         if first is not None:
             spec = spec.with_hparams({"bos_token_id": first})
         self._codec, self._first_token = codec, spec.hparams.bos_token_id

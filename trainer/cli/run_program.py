@@ -128,6 +128,13 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"{_caller(spec, process)}: {errors.sentence(error)}", file=sys.stderr)
         return FailedError.exit_code
+    except Exception as error:
+        # The second one is TensorFlow's, which may not be imported.
+        if type(error).__name__ not in ("MemoryError", "ResourceExhaustedError"):
+            raise
+        message = f"out of memory: {errors.first_line(error)}"
+        print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
+        return FailedError.exit_code
     except KeyboardInterrupt as error:
         if process is None or process.process_id == 0:
             print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)

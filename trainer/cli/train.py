@@ -25,7 +25,7 @@ from t2tp.registry import UnknownNameError
 from t2tp.trainer import run_yaml
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print, spec_from_flags
-from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
+from t2tp.trainer.errors import FailedError, UsageError, as_usage_error, first_line
 from t2tp.trainer.experiment import SCHEDULES, Experiment
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
@@ -66,8 +66,8 @@ def building(model: str) -> Iterator[None]:
         except _UNBUILDABLE as error:
             if is_own or isinstance(error, BUILD_ERRORS):
                 raise
-            message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-            raise UsageError(f"{model} cannot be built with these hparams: {message}") from error
+            message = f"{model} cannot be built with these hparams: {first_line(error)}"
+            raise UsageError(message) from error
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     for line in (*spec.changes, experiment.describe()):
         logging.info("%s", line)
     # A checkpoint may be damaged after `build`.
-    with as_usage_error(UnusableCheckpointError):
+    with as_usage_error(UnusableCheckpointError, run_files.RunFileError):
         getattr(experiment, flags.schedule)()
 
 

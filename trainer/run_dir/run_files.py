@@ -18,7 +18,7 @@ from t2tp.trainer.hooks.heartbeat import HEARTBEAT_FILE
 from t2tp.trainer.hparams_fit import declared
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_yaml import RunSettings
-from t2tp.typed_files import convert, read_json
+from t2tp.typed_files import convert, file_inside, read_json
 
 # Programs read these flags from `run.yaml`, with these types. A flag may also be null or missing.
 _TYPES = {"train_steps": int, "random_seed": int, "t2t_usr_dir": str}
@@ -49,7 +49,7 @@ def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
     """
     path = Path(output_dir, run_yaml.FILE)
     try:
-        settings = run_yaml.read(path)
+        settings = run_yaml.read(file_inside(path.parent, path.name))
         flags = convert(settings.flags, _TYPES, path)
         names = settings.names
         if names.get("data_digest") == "":  # Would disable the check of the data.

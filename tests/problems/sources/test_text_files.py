@@ -44,6 +44,7 @@ CASES = [
     (A, "", "2 samples .*train, validation, test: give documents=lines, or validation_files"),
     (A | B, ",validation_files=b.txt", "1 sample .*validation, test: give .*, or test_files"),
     (A | B, ",test_files=b.txt", "test_files without validation_files: give validation_files"),
+    ({"a.txt": "x" * 33_554_433 + "\n" * 60}, ",documents=lines", "1: a text of 33,554,433 b"),
     (A | EMPTY, ",validation_files=*[0-6].txt", "no text in 0.txt, .*, 4.txt and 2 more"),
 ]
 

@@ -114,6 +114,12 @@ HOSTILE = {
         "normalizer": {"type": "Sequence", "normalizers": [replace({"String": "a"}, "aa")] * 11}
     },
     "prepended": {"normalizer": {"type": "Prepend", "prepend": "x" * 2000}},
+    "prepended often": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "x" * 100}] * 11,
+        }
+    },
     "decoded": {"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "aa")] * 11}},
     "table": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
     "panic": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from absl import flags
 
 import t2tp
@@ -250,6 +251,7 @@ def test_an_argument_too_many_is_named(spec, call):
         assert sentence.startswith(f"{spec.name}: '{stray[-1]}' is neither a flag")
 
 
+IN_GRAPH = "Graph execution error:\n\nDetected at node x\n\nOOM: 9 GB\n\t [[{{node x}}]]"
 ENDS = {
     "done": (None, 0, ""),
     "Ctrl-C": (KeyboardInterrupt(), 130, "interrupted"),
@@ -257,6 +259,12 @@ ENDS = {
     "SIGTERM while training": (TrainingInterrupted("saved", 15), 143, "saved"),
     "wrong usage": (UsageError("no such file"), 2, "no such file"),
     "failure": (FailedError("no network"), 1, "no network"),
+    "no memory": (MemoryError("9 GB"), 1, "out of memory: 9 GB"),
+    "no memory in a graph": (
+        tf.errors.ResourceExhaustedError(None, None, IN_GRAPH),
+        1,
+        "out of memory: OOM: 9 GB",
+    ),
     "lost process": (ProcessLostError("process 1 is gone"), 3, "process 1 is gone"),
 }
 
