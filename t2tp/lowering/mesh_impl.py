@@ -181,7 +181,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         if isinstance(result, tf.Variable):
             # A cast to the same dtype returns the variable itself. Its value must be read before a
             # later assignment changes the variable.
-            result = result.read_value()
+            result = result.value()
         return LaidOutTensor([result])
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:

@@ -21,6 +21,11 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     return x if is_same else tf.reshape(x, sizes)
 
 
+def transposed(x: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+    """Permutes the dimensions; returns `x` itself if nothing changes."""
+    return x if list(order) == sorted(order) else tf.transpose(x, order)
+
+
 def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.Tensor:
     """Transposes and reshapes a slice so that it broadcasts with slices of shape `wanted`.
 
@@ -30,22 +35,22 @@ def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.T
       wanted: a shape that has all dimensions of `dims`.
 
     Returns:
-      the slice, with size 1 in each dimension that `dims` lacks. A scalar is returned unchanged.
+      the slice, with size 1 in each dimension that `dims` lacks, except in leading dimensions.
 
     Raises:
       ValueError: `wanted` lacks a dimension.
     """
     upstream.ops.verify_no_new_dims([wanted], dims)
-    if dims == wanted or not dims.dims:
+    if dims.dims == wanted.dims[wanted.ndims - dims.ndims :]:
         return x
     order = [dims.dims.index(dim) for dim in wanted.dims if dim in dims.dims]
-    if order != sorted(order):
-        x = tf.transpose(x, order)
+    x = transposed(x, order)
     if dims.ndims == wanted.ndims:
         return x
     known = x.shape.as_list()
     sizes = iter(tf.unstack(tf.shape(x)) if None in known else known)
-    return tf.reshape(x, [next(sizes) if dim in dims.dims else 1 for dim in wanted.dims])
+    first = min(wanted.dims.index(dim) for dim in dims.dims)
+    return tf.reshape(x, [next(sizes) if dim in dims.dims else 1 for dim in wanted.dims[first:]])
 
 
 def resized(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:

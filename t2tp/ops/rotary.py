@@ -177,15 +177,24 @@ class RotaryOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x, positions), shape = self.inputs, self.inputs[0].shape
-        position = expanded(lowering.slice(positions), positions.shape, shape)
-        angle = tf.cast(position, tf.float32) * self._turns
-        cos, sin = tf.cos(angle), tf.sin(angle)
-        if self._amplitude != 1:
-            cos, sin = self._amplitude * cos, self._amplitude * sin
-        if self._backward:
-            sin = -sin
+        position = lowering.slice(positions)
+        # All layers use the same angles.
+        places = tuple(dim if dim in positions.shape.dims else None for dim in shape.dims)
+        key = (position.ref(), places, self._turns.tobytes(), self._amplitude, self._backward)
+        cos, sin = lowering.shared(
+            ("rotary", *key), lambda: self._cos_and_sin(expanded(position, positions.shape, shape))
+        )
         pairs, beyond = len(self._turns), x.shape.dims[-1].size - 2 * len(self._turns)
         wide = tf.cast(lowering.slice(x), tf.float32)
         one, other, *rest = tf.split(wide, [pairs, pairs, *([beyond] if beyond else [])], axis=-1)
-        turned = tf.concat([one * cos - other * sin, other * cos + one * sin, *rest], axis=-1)
+        turned = (tf.concat([one, other], -1) if rest else wide) * cos
+        turned += tf.concat([other, one], -1) * sin
+        turned = tf.concat([turned, *rest], -1) if rest else turned
         lowering.set_slice(self.outputs[0], tf.cast(turned, x.dtype))
+
+    def _cos_and_sin(self, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the factors of x, and of x with the elements of each pair exchanged."""
+        angle = tf.cast(position, tf.float32) * self._turns
+        cos, sin = self._amplitude * tf.cos(angle), self._amplitude * tf.sin(angle)
+        first, second = (sin, -sin) if self._backward else (-sin, sin)
+        return tf.concat([cos, cos], -1), tf.concat([first, second], -1)

@@ -15,8 +15,8 @@ from t2tp.hparam import HParams
 from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
 from t2tp.optim.adam import Adam
-from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract
-from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation, moving_average
+from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract_scaled
+from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation
 
 
 def scale_to_adam(inputs: float, outputs: float) -> float:
@@ -72,9 +72,9 @@ class Muon(Adam):
             for (target, matrices), moment, direction in zip(
                 group, moments, directions, strict=True
             ):
-                update = functools.partial(self._follow, target.decay, self._scale(*matrices.size))
-                rate = target.rate * self.hparams.optimizer_muon_relative_rate
-                inputs = [target.grad, direction, rate]
+                scale = self.hparams.optimizer_muon_relative_rate * self._scale(*matrices.size)
+                update = functools.partial(self._follow, target.decay, scale)
+                inputs = [target.grad, direction, target.rate]
                 operations.append(UpdateOperation("muon", [target.var, moment], inputs, update))
         return operations
 
@@ -126,8 +126,9 @@ class Muon(Adam):
         direction: tf.Tensor,
         rate: tf.Tensor,
     ) -> None:
-        momentum = self.hparams.optimizer_muon_momentum
-        # Computed again, because a stored average would stay in memory until the update.
-        moment.assign(moving_average(momentum, moment, grad), read_value=False)
+        # Not computed with the direction, because it would stay in memory until here.
+        part = self.constant(1.0 - self.hparams.optimizer_muon_momentum)
+        subtract_scaled(moment, part, moment - grad)
         self.shrink(var, rate, decay)
-        subtract(var, rate * scale * tf.cast(direction, tf.float32))
+        step = self.shared(("step", rate.ref(), scale), lambda: rate * scale)
+        subtract_scaled(var, step, tf.cast(direction, tf.float32))

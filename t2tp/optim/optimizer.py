@@ -262,6 +262,14 @@ def variable_slice(lowering: Lowering, var: mtf.Variable) -> tf.Variable:
     return lowering.variables[var].laid_out_tensor.slice
 
 
+def subtract_scaled(var: tf.Variable, scale: tf.Tensor, update: tf.Tensor) -> None:
+    """Subtracts `scale * update`, both float32, from a slice of any dtype."""
+    if var.dtype == tf.float32:  # Stores no tensor for the product.
+        tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=scale, delta=update)
+    else:
+        subtract(var, scale * update)
+
+
 def subtract(var: tf.Variable, update: tf.Tensor) -> None:
     """Subtracts a float32 update from a slice of any dtype."""
     var.assign_sub(tf.cast(update, var.dtype), read_value=False)

@@ -37,10 +37,10 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
+from t2tp.lowering.slice_shapes import reshaped, transposed
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import describe
 from t2tp.mesh.storage import name_in_use
-from t2tp.optim.optimizer import variable_slice
 
 # Coefficients of the iteration, and the smallest norm to divide by (K. Jordan, "Muon", 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -186,12 +186,12 @@ class Matrices:
     def stacked(self, x: tf.Tensor) -> tf.Tensor:
         """Converts a slice of the variable to [matrices, slices of rows and columns...]."""
         parts = (*self.placement.rows, *self.placement.columns)
-        return tf.reshape(tf.transpose(x, self.order), [self.count, *(p.size for p in parts)])
+        return reshaped(transposed(x, self.order), [self.count, *(p.size for p in parts)])
 
     def unstacked(self, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         """Converts matrices back to a slice of the variable, of this shape."""
-        x = tf.reshape(x, [shape[i] for i in self.order])
-        return tf.transpose(x, sorted(range(len(shape)), key=self.order.__getitem__))
+        x = reshaped(x, [shape[i] for i in self.order])
+        return transposed(x, sorted(range(len(shape)), key=self.order.__getitem__))
 
     @property
     def slice_bytes(self) -> int:
@@ -257,12 +257,11 @@ class OrthogonalizeOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         grads = [lowering.slice(grad) for grad in self._grads]
         stacked = []
-        with tf.control_dependencies(grads):  # For the reason, see `UpdateOperation.lower`.
-            for each, grad, slot in zip(self._variables, grads, self._moments, strict=True):
-                average = moving_average(self._momentum, variable_slice(lowering, slot), grad)
-                direction = moving_average(self._momentum, average, grad)
-                direction = mesh_impl.masked(direction, each.var.shape)
-                stacked.append(each.stacked(tf.cast(direction, self._placement.dtype)))
+        for each, grad, slot in zip(self._variables, grads, self._moments, strict=True):
+            # Nesterov's momentum: the average of the gradient and the new moment.
+            direction = grad + self._momentum**2 * (lowering.slice(slot.value) - grad)
+            direction = mesh_impl.masked(direction, each.var.shape)
+            stacked.append(each.stacked(tf.cast(direction, self._placement.dtype)))
         whole = self._dealt_out(mesh_impl, tf.concat(stacked, 0))
         parts = tf.split(whole, [each.count for each in self._variables], 0)
         for each, part, output in zip(self._variables, parts, self.outputs, strict=True):
@@ -307,8 +306,3 @@ class OrthogonalizeOperation(Operation):
         # On CPUs TensorFlow's batched matmuls accumulate in 16 bits.
         widens = mesh_impl.target.on_cpu and x.dtype.size < 4
         return tf.cast(newton_schulz(tf.cast(x, tf.float32) if widens else x), x.dtype)
-
-
-def moving_average(decay: float, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    """Returns `decay * old + (1 - decay) * new`."""
-    return decay * old + (1.0 - decay) * new

@@ -8,7 +8,7 @@ from t2tp import mtf, registry
 from t2tp.building.role import HEAD, MATRIX
 from t2tp.building.transfer import Growth
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, subtract
+from t2tp.optim.optimizer import Optimizer, subtract, subtract_scaled
 
 
 @registry.register_optimizer
@@ -50,11 +50,7 @@ class Sgd(Optimizer):
         momentum = self.hparams.optimizer_momentum
         nesterov = self.hparams.optimizer_momentum_nesterov
         if not velocities:
-            if var.dtype == tf.float32:
-                tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=rate, delta=grad)
-            else:
-                subtract(var, rate * grad)
-            return
+            return subtract_scaled(var, rate, grad)
         (velocity,) = velocities
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyKerasMomentum(
