@@ -45,7 +45,7 @@ def sum_of_squares(x, dim):
   name determines the operation's random numbers.
 * `gradient` gets the gradients w.r.t. the outputs, and returns a list with the gradient w.r.t. each
   input, or None. An entry of `grad_ys` is None if the loss does not depend on that output. If a
-  gradient built from existing operations would be slow, write a second operation for it.
+  gradient built from existing operations would be slow, write a `GradientOperation` for it.
 * `lower` is called once for all processors: the processor's number is a `tf.Tensor`.
   `lowering.slice(x)` is the processor's slice, and `set_slice` sets the slice of an output. For a
   sum over a dimension that may be split, use `set_partial_sum`, which defers the all-reduce until
