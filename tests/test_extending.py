@@ -3,6 +3,8 @@
 Each has only the code that CONTRIBUTING.md asks for. The engine, reports and plans do the rest.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +16,7 @@ from t2tp import mtf, registry
 from t2tp.lowering.operation import signature_of
 from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.mesh import collective_kinds, dimensions
-from t2tp.mesh.collective_kinds import CollectiveKind, one_message
+from t2tp.mesh.collective_kinds import ALL_TO_ALL, CollectiveKind, one_message
 from t2tp.mesh.dimensions import Declared
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.layout_text import parse_mesh_shape
@@ -160,7 +162,7 @@ def test_a_new_schedule_is_run_searched_and_planned(weights_last):
     assert late.memory_total > split.memory_total
 
 
-SHIFT = CollectiveKind("shift", lambda size: 1, one_message, measured_as="permute")
+SHIFT = CollectiveKind("shift", lambda size: 1, one_message)
 
 
 def test_a_new_kind_of_collective_is_priced_and_an_unknown_one_is_refused(monkeypatch):
@@ -174,6 +176,12 @@ def test_a_new_kind_of_collective_is_priced_and_an_unknown_one_is_refused(monkey
     assert cost.seconds(traffic) == cost.seconds(permute) > 0
     with pytest.raises(ValueError, match="two kinds"):
         collective_kinds.register(CollectiveKind("shift", lambda size: 2, one_message))
+    both_ways = lambda size: 2 * ALL_TO_ALL.sent_bytes(size)  # noqa: E731
+    collective_kinds.register(replace(ALL_TO_ALL, name="fan", sent_bytes=both_ways))
+    fan, twice = replace(traffic, kind="fan"), replace(traffic, kind="alltoall", num_bytes=2 << 20)
+    assert (
+        cost.seconds(fan) == cost.seconds(twice) > cost.seconds(replace(traffic, kind="alltoall"))
+    )
 
 
 def test_a_new_collective_is_in_the_report(monkeypatch):

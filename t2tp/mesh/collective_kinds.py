@@ -27,15 +27,12 @@ class CollectiveKind:
         `one_message`.
       is_direct: whether a member sends to every other member, so that each level of links carries
         only a part of the bytes. Otherwise all bytes cross the slowest level.
-      measured_as: the kind whose measured seconds in cluster files are valid for this kind; empty:
-        its own.
     """
 
     name: str
     sent_bytes: Callable[[int], float]
     messages: Callable[[Sequence[int]], Sequence[int]]
     is_direct: bool = False
-    measured_as: str = ""
 
 
 _kinds: dict[str, CollectiveKind] = {}
@@ -93,8 +90,6 @@ ALL_GATHER = register(CollectiveKind("allgather", lambda size: size - 1, ring))
 ALL_REDUCE = register(CollectiveKind("allreduce", _reduced_and_spread, _up_and_down))
 ALL_TO_ALL = register(CollectiveKind("alltoall", _others_share, tree, is_direct=True))
 # An all-reduce to which the other members contribute zeros.
-BROADCAST = register(
-    CollectiveKind("broadcast", _reduced_and_spread, _up_and_down, measured_as="allreduce")
-)
+BROADCAST = register(CollectiveKind("broadcast", _reduced_and_spread, _up_and_down))
 PERMUTE = register(CollectiveKind("permute", lambda size: 1, one_message))
 REDUCE_SCATTER = register(CollectiveKind("reducescatter", _others_share, ring))

@@ -48,7 +48,7 @@ class CollectiveCost:
         kind = collective_kind(traffic.kind)
         latency = self._latency(group, kind)
         if kind.is_direct:
-            return latency + self._direct(group, traffic.num_bytes)
+            return latency + self._direct(group, self.sent_bytes(traffic))
         # A ring through all members is as fast as its slowest level.
         rate = min(self._level_bandwidth(group, level) for level in group.spans())
         return latency + self.sent_bytes(traffic) / rate
@@ -96,15 +96,15 @@ class CollectiveCost:
         latencies = (count * self._cluster.links[level].latency for count, level in messages)
         return self._cluster.software.start + sum(latencies)
 
-    def _direct(self, group: Group, num_bytes: float) -> float:
+    def _direct(self, group: Group, sent: float) -> float:
         """Returns the seconds of the bytes of a direct collective, such as an all-to-all.
 
-        Each level carries a part of the data. For example, the level between hosts carries the data
-        that a member sends to other hosts.
+        A member sends `sent` bytes, the same number to each other member. Each level carries a part
+        of them. For example, the level between hosts carries the bytes to other hosts.
         """
         seconds = 0.0
         for level in group.spans():
             below = 1 if level == 0 else group.members[level - 1]
-            moved = num_bytes * (1 - below / group.size)
+            moved = sent * (group.size - below) / (group.size - 1)
             seconds = max(seconds, moved / self._share(self._cluster.links[level]))
         return seconds
