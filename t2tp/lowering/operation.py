@@ -255,9 +255,11 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     }
     summed = [dim for dim in lost.values() if has(signature.summed, op, dim)]
     dropped = [lost[name] for name in layout.exactly_split if lost.get(name) in summed]
-    for dim in lost.values():
+    kept = () if signature.combined is ALL else known.values()
+    for dim in dict.fromkeys([*lost.values(), *kept]):
         is_combined = has(signature.combined, op, dim) and dim not in summed
-        if is_combined and layout.axis_index(dim.name) is not None:
+        is_exact = has(signature.exact, op, dim)
+        if is_combined and not is_exact and layout.axis_index(dim.name) is not None:
             raise layout.inexact(
                 _with_inputs(op),
                 f"has no fixed order of additions over {dim.name!r} ({type(op).__name__}): drop"

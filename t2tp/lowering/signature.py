@@ -41,7 +41,8 @@ class Signature:
         `set_partial_sum`. `DROPPED` also says that `lower` sums over fewer dimensions if an output
         has more.
       combined: elements are combined in another way, such as in a softmax, a norm or a maximum.
-        `lower` combines the slices.
+        `lower` combines the slices. `exact_sums` refuses to split the dimension, unless it is also
+        `exact`.
       ordered: the result depends on the order of the positions, such as in a convolution, or if
         indices refer to positions. Inputs and outputs are then never in head-tail order
         (`t2tp.lowering.head_tail`).
@@ -153,7 +154,8 @@ def _of_slices(op: upstream.Operation) -> Signature:
 
 
 def _of_shift(op: upstream.ops.ShiftOperation) -> Signature:
-    return Signature(combined=[op._dim], ordered=[op._dim], cost="elementwise")
+    dims = [op._dim]
+    return Signature(combined=dims, ordered=dims, exact=dims, cost="elementwise")
 
 
 _COPY = Signature(linear=True, any_slice=True, cost="view")

@@ -35,7 +35,8 @@ class CumsumOperation(Operation):
         self._dim = dim
         self._exclusive = exclusive
         self._reverse = reverse
-        self.signature = Signature(ordered=[dim])
+        exact = () if x.dtype.is_floating else [dim]
+        self.signature = Signature(combined=[dim], ordered=[dim], exact=exact, cost="elementwise")
         self.set_outputs(x)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:

@@ -309,6 +309,19 @@ def test_a_norm_contains_elements_that_are_much_smaller_than_the_largest():
     np.testing.assert_allclose(program({"x": elements})["norm"], wanted, rtol=1e-7)
 
 
+def test_cumulative_sums_of_floats_along_a_split_dimension_are_refused():
+    def program(dtype, rule):
+        return AbstractProgram(
+            lambda mesh, given: {"y": mtf.cumsum(given["x"], given["x"].shape.dims[1])},
+            {"x": t2tp.Feature("batch:16;vocab:64", dtype)},
+            layout=Layout("x:2", rule, exact_sums=8),
+        )
+
+    program(tf.float32, "batch:x"), program(tf.int32, "vocab:x")
+    with pytest.raises(t2tp.LayoutError, match="cumsum.*'vocab'"):
+        program(tf.float32, "vocab:x")
+
+
 REFUSED = [
     ({"mesh_shape": "seq:2;data:2"}, "'batch', 'data', before"),
     (
