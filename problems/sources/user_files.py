@@ -9,7 +9,6 @@ import glob
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,8 +28,7 @@ from t2tp.typed_files import read_json
 # Max number of files that an error names, and of a pattern's parts.
 _NAMED, _MAX_PARTS = 5, 64
 
-# The end of a blank line, after the end of the line before it.
-_BLANK = re.compile(rb"(?<=\n)\r?\n")
+_LF, _CR = b"\n\r"
 
 # Bytes of a file that are searched for line ends at a time.
 _PIECE = 1 << 24
@@ -340,13 +338,13 @@ def _find_line_ends(
     with path.open("rb") as file:
         while piece := file.read(piece_bytes):
             contents = np.frombuffer(piece, np.uint8)
-            ends = np.flatnonzero(contents == ord("\n"))
+            ends = np.flatnonzero(contents == _LF)
             if blank:
                 # A line is blank if its end follows a line end, as in "\n\n" or "\r\n\r\n".
-                joined = before + piece
-                found = [m.end() - 1 - len(before) for m in _BLANK.finditer(joined)]
-                ends = np.array([end for end in found if end >= 0], np.int64)
-                before = joined[-2:]
+                joined = np.frombuffer(before + piece, np.uint8)
+                last, second_last = joined[1:-1][ends], joined[:-2][ends]
+                is_blank = (last == _LF) | (last == _CR) & (second_last == _LF)
+                ends, before = ends[is_blank], joined[-2:].tobytes()
             if quoted:
                 quote_positions = np.flatnonzero(contents == ord('"'))
                 # A line ends only outside quotes: after an even number of quotes.

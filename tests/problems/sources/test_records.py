@@ -251,8 +251,6 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):
         flags = dict(each.removeprefix("--").split("=", 1) for each in arguments)
         options = flags.get("problem_options", "")
         if program == "t2tp_datagen":
-            if "vocab_size" in flags:
-                options += f",vocab_size={flags['vocab_size']}"
             problems.find(flags["problem"], options).prepare(flags["data_dir"])
         problem = problems.find(flags["problem"])  # without options
         batch = problem.stream("data", "train", 2, 512)[0]
