@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from t2tp.huggingface.safetensors_file import create, read_header
+from tests.files import STRANGE
 from tests.huggingface import our_models, their_models
 
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
@@ -39,19 +40,16 @@ def with_logits(source, scale):
         made[key].opened("r+")[...] = value
 
 
-def without_pieces(source):
+def strange(path, kind):
+    path.unlink(missing_ok=True)
+    STRANGE[kind](path)
+
+
+def without_pieces(source, kind=""):
+    if kind:
+        strange(source / "model-00001-of-00002.safetensors", kind)
     names = {"transformer.wte.weight": "model-00001-of-00002.safetensors"}
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-
-
-def with_a_circle(source):
-    without_pieces(source)
-    (source / "model-00001-of-00002.safetensors").symlink_to("model-00001-of-00002.safetensors")
-
-
-def with_a_link(source):
-    (source / "config.json").unlink()
-    (source / "config.json").symlink_to("/etc/hostname")
 
 
 def with_a_larger_tokenizer(source):
@@ -64,8 +62,8 @@ WRONG = [
     (lambda at: os.truncate(at / "model.safetensors", 5000), "tensors is damaged or incomplete"),
     (lambda at: os.truncate(at / "model.safetensors", 20), "tensors is damaged or incomplete"),
     (without_pieces, "model-00001-of-00002.safetensors is missing"),
-    (with_a_circle, "model-00001-of-00002.safetensors is missing"),
-    (with_a_link, "config.json is a link to /etc/hostname, outside"),
+    (lambda at: without_pieces(at, "a link to itself"), "00001-of-00002.safetensors is missing"),
+    (lambda at: strange(at / "config.json", "a link outside"), "config.json is a link to /etc/"),
     (lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"), "bin, a pickle"),
     ({"model_type": "mamba"}, "'mamba', only gpt2, llama, .*, gemma3_text, gpt_oss, bert, vit$"),
     ({"model_type": "qwen4"}, "'qwen4', only ((?!did you mean).)*$"),

@@ -108,19 +108,15 @@ def replace(old, new):
     return {"type": "Replace", "pattern": old, "content": new}
 
 
+def often(part):
+    return {"type": "Sequence", "normalizers": [part] * 11, "decoders": [part] * 11}
+
+
 HOSTILE = {
     "empty": {"normalizer": replace({"Regex": ""}, "x" * 2000)},
-    "doubled": {
-        "normalizer": {"type": "Sequence", "normalizers": [replace({"String": "a"}, "aa")] * 11}
-    },
-    "prepended": {"normalizer": {"type": "Prepend", "prepend": "x" * 2000}},
-    "prepended often": {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [{"type": "Prepend", "prepend": "x" * 100}] * 11,
-        }
-    },
-    "decoded": {"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "aa")] * 11}},
+    "doubled": {"normalizer": often(replace({"String": "a"}, "aa"))},
+    "prepended": {"normalizer": often({"type": "Prepend", "prepend": "x" * 100})},
+    "decoded": {"decoder": often(replace({"String": "a"}, "aa"))},
     "table": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
     "panic": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "id": {"added_tokens": [{"id": 2**31, "content": "q", "special": True}]},

@@ -251,6 +251,7 @@ def test_an_argument_too_many_is_named(spec, call):
         assert sentence.startswith(f"{spec.name}: '{stray[-1]}' is neither a flag")
 
 
+NO_MEMORY = tf.errors.ResourceExhaustedError
 IN_GRAPH = "Graph execution error:\n\nDetected at node x\n\nOOM: 9 GB\n\t [[{{node x}}]]"
 ENDS = {
     "done": (None, 0, ""),
@@ -260,11 +261,7 @@ ENDS = {
     "wrong usage": (UsageError("no such file"), 2, "no such file"),
     "failure": (FailedError("no network"), 1, "no network"),
     "no memory": (MemoryError("9 GB"), 1, "out of memory: 9 GB"),
-    "no memory in a graph": (
-        tf.errors.ResourceExhaustedError(None, None, IN_GRAPH),
-        1,
-        "out of memory: OOM: 9 GB",
-    ),
+    "no memory in a graph": (NO_MEMORY(None, None, IN_GRAPH), 1, "out of memory: OOM: 9 GB"),
     "lost process": (ProcessLostError("process 1 is gone"), 3, "process 1 is gone"),
 }
 
