@@ -79,14 +79,13 @@ def trained(tmp_path_factory, data) -> Path:
     return directory / "run"
 
 
+EACH_WALK = [
+    pytest.param(page, marks=[] if page in WALKED_EARLY else pytest.mark.ci_only) for page in WALKS
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if page in WALKED_EARLY else pytest.mark.ci_only)
-        for page in WALKS
-    ],
-)
+@pytest.mark.parametrize("page", EACH_WALK)
 def test_the_commands_of_a_page_work_one_after_another(page, tmp_path, data, request):
     walk = {"runs": (), "files": {}, "repeated": {}, "makes": (), "less": {}} | WALKS[page]
     (tmp_path / "data").symlink_to(data)

@@ -148,10 +148,10 @@ def test_other_types_cannot_be_declared():
 # Copies and comparison.
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [HParams.copy, copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))],
-)
+COPIES = [HParams.copy, copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]
+
+
+@pytest.mark.parametrize("copied", COPIES)
 def test_copies_are_equal_and_typed(copied):
     made = copied(sample())
     assert made == sample() and made.help("clip") == "largest gradient norm"

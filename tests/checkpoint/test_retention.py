@@ -88,10 +88,10 @@ def test_of_equals_the_older_is_the_best_and_those_not_evaluated_do_not_count(tm
     assert all_steps(tmp_path) == [2, 4]
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["{", "[]", pytest.param(10**5 * "[", id="nested"), "\xff", '"loss"', '{"loss": null}'],
-)
+DAMAGED = ["{", "[]", pytest.param(10**5 * "[", id="nested"), "\xff", '"loss"', '{"loss": null}']
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_damaged_metrics_are_as_none(run, content):
     path = run / "step-00000002" / "metrics.json"
     path.write_text(content, "latin-1")

@@ -19,10 +19,16 @@ def test_what_is_no_slice_is_refused():
         cut((4,), (4, 6))
 
 
-@pytest.mark.parametrize(
-    ("begin", "size"),
-    [((0, 0), (9, 6)), ((7, 0), (2, 6)), ((-1, 0), (2, 6)), ((0, 0), (0, 6)), ((0, 0), (4, -1))],
-)
+OUTSIDE = [
+    ((0, 0), (9, 6)),
+    ((7, 0), (2, 6)),
+    ((-1, 0), (2, 6)),
+    ((0, 0), (0, 6)),
+    ((0, 0), (4, -1)),
+]
+
+
+@pytest.mark.parametrize(("begin", "size"), OUTSIDE)
 def test_a_slice_outside_its_tensor_is_refused(begin, size):
     with pytest.raises(ValueError, match=r"'w'.*not inside the tensor's shape \(8, 6\)"):
         cut(begin, size)

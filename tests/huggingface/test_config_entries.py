@@ -106,11 +106,13 @@ def accepted(name: str):
     return hparams
 
 
+EACH_BASE = [
+    base if base in EARLY else pytest.param(base, marks=pytest.mark.ci_only) for base in MODELS
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "base",
-    [base if base in EARLY else pytest.param(base, marks=pytest.mark.ci_only) for base in MODELS],
-)
+@pytest.mark.parametrize("base", EACH_BASE)
 def test_what_is_accepted_has_the_logits_of_transformers(base):
     logging.disable(logging.WARNING)
     wanted, before, idle = their_logits(base, base), accepted(base), 0

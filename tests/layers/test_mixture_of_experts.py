@@ -156,11 +156,12 @@ OWN_AXIS = (
 SHARED_AXIS = ("data:4", "batch:data;experts:data")
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "axis"),
-    [(name, SHARED_AXIS, "data") for name in ("switch", "gshard", "expert_choice")]
-    + [(name, OWN_AXIS, "expert") for name in ("small_groups", "small_groups_choose")],
-)
+ALL_TO_ALLS = [(name, SHARED_AXIS, "data") for name in ("switch", "gshard", "expert_choice")] + [
+    (name, OWN_AXIS, "expert") for name in ("small_groups", "small_groups_choose")
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "axis"), ALL_TO_ALLS)
 def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name, layout, axis):
     """Each all-to-all moves all slots of a processor: [groups / 4, experts, capacity, d_model]."""
     routing = ROUTINGS[name]

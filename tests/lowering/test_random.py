@@ -51,10 +51,10 @@ def test_the_bits_of_a_slice_are_those_of_its_elements_in_the_whole(shape, begin
     np.testing.assert_array_equal(random.slice_bits(key, shape, begin, size), wanted, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("convert", "options"),
-    [(random.unchanged, ()), (random.is_below, (1 / 3,)), (kept_of_pairs, (60_000,))],
-)
+DRAWN = [(random.unchanged, ()), (random.is_below, (1 / 3,)), (kept_of_pairs, (60_000,))]
+
+
+@pytest.mark.parametrize(("convert", "options"), DRAWN)
 def test_xla_and_the_kernels_draw_the_same(convert, options):
     rows = tf.cast(tf.range(1 << 40, (1 << 40) + (64 << 20), 1 << 20)[:, None], tf.uint64)
     places = tf.cast(tf.range(4096), tf.uint64)

@@ -15,9 +15,12 @@ def graph():
         yield graph
 
 
+DIFFERENT = [(1, 1.0), (0.0, -0.0), (1, [1]), ([1, 2], [[1, 2]]), (np.float32(2), np.float64(2))]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(1, 1.0), (0.0, -0.0), (1, [1]), ([1, 2], [[1, 2]]), (np.float32(2), np.float64(2))],
+    DIFFERENT,
     ids=["integer and float", "sign of zero", "number and list", "shapes", "dtypes"],
 )
 def test_different_ones_stay_different(graph, one, other):

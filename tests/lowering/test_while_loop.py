@@ -175,11 +175,15 @@ def rows_step(together):
     return step
 
 
+STEPS_OF_ROWS = [
+    (False, [1, 2, 0, 5, 3, 3, 7, 2]),
+    (True, [1, 2, 0, 5, 3, 3, 7, 2]),
+    (False, [0] * 8),
+]
+
+
 @pytest.mark.parametrize("mesh_shape", ["", "model:2", "data:2", "data:4;model:2"])
-@pytest.mark.parametrize(
-    ("together", "rows"),
-    [(False, [1, 2, 0, 5, 3, 3, 7, 2]), (True, [1, 2, 0, 5, 3, 3, 7, 2]), (False, [0] * 8)],
-)
+@pytest.mark.parametrize(("together", "rows"), STEPS_OF_ROWS)
 def test_processors_leave_a_loop_when_their_own_rows_are_done(mesh_shape, together, rows):
     n = np.array(rows, np.int32)
     program = program_of_rows(rows_step(together), mesh_shape)

@@ -24,10 +24,10 @@ def in_float32():
     return curve("")[0]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "mesh_shape"),
-    [("bfloat16", ""), ("bfloat16", "data:2;model:2"), ("float16", "data:2;model:2")],
-)
+CURVES = [("bfloat16", ""), ("bfloat16", "data:2;model:2"), ("float16", "data:2;model:2")]
+
+
+@pytest.mark.parametrize(("dtype", "mesh_shape"), CURVES)
 def test_the_learning_curve_is_that_of_float32(in_float32, dtype, mesh_shape):
     losses, program = curve(mesh_shape, activation_dtype=dtype)
     assert losses[-1] < 0.5 * losses[0]

@@ -158,12 +158,13 @@ def plain_loss(name):
     return float(program(FAMILIES[name].batch())["loss"])
 
 
+EACH_CHOICE = [("lm", choice) for choice in CHOICES if choice not in FOR_PAIRS] + [
+    ("encdec", choice) for choice in FOR_PAIRS
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "choice"),
-    [("lm", choice) for choice in CHOICES if choice not in FOR_PAIRS]
-    + [("encdec", choice) for choice in FOR_PAIRS],
-)
+@pytest.mark.parametrize(("name", "choice"), EACH_CHOICE)
 def test_any_choice_is_the_same_split(name, choice):
     family, changes = FAMILIES[name], CHOICES[choice]
     mesh_shape, rules = LAYOUTS["context and tensor"]

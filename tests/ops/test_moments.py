@@ -123,10 +123,10 @@ def errors(dtype, mesh_shape="", layout=""):
     return found
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "layout", "dtype"),
-    [*((*each, "float32") for each in LAYOUTS), (*LAYOUTS[2], "float64")],
-)
+SPLIT = [*((*each, "float32") for each in LAYOUTS), (*LAYOUTS[2], "float64")]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout", "dtype"), SPLIT)
 def test_split_dimensions_are_as_exact_as_whole_ones(mesh_shape, layout, dtype):
     whole, split = errors(dtype), errors(dtype, mesh_shape, layout)
     for (name, place), error in split.items():

@@ -664,10 +664,10 @@ TABLE["pooling of equals"] = pooled(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("operation", "mesh_shape", "layout"),
-    [(name, *layout) for name, row in TABLE.items() for layout in row.layouts],
-)
+LAID_OUT = [(name, *layout) for name, row in TABLE.items() for layout in row.layouts]
+
+
+@pytest.mark.parametrize(("operation", "mesh_shape", "layout"), LAID_OUT)
 def test_any_layout_gives_the_references_value_and_gradients(operation, mesh_shape, layout):
     row = TABLE[operation]
     ours = with_gradients(by_place(row.op), row.inputs, mesh_shape, layout, row.dtype)

@@ -52,10 +52,10 @@ def test_tf_config(monkeypatch):
     assert find_process_spec() is None
 
 
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [("n1", "n1"), ("node[07-12,15],x", "node07"), ("b2,a1", "b2"), ("gpu-a[3]", "gpu-a3")],
-)
+NODE_LISTS = [("n1", "n1"), ("node[07-12,15],x", "node07"), ("b2,a1", "b2"), ("gpu-a[3]", "gpu-a3")]
+
+
+@pytest.mark.parametrize(("hosts", "first"), NODE_LISTS)
 def test_slurm(monkeypatch, hosts, first):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
     monkeypatch.setenv("SLURM_PROCID", "9")

@@ -37,11 +37,10 @@ def test_equal_copies_are_equal():
     assert found(make_variables()) == []
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [tf.float32, tf.float64, tf.bfloat16, tf.float16, tf.int32, tf.int64, tf.uint8, tf.bool],
-    ids=lambda dtype: dtype.name,
-)
+DTYPES = [tf.float32, tf.float64, tf.bfloat16, tf.float16, tf.int32, tf.int64, tf.uint8, tf.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_a_copy_of_a_slice_that_differs_is_found(dtype):
     variables = make_variables(dtype=dtype)
     change(variables, 6, 0, (4, 1))

@@ -90,11 +90,10 @@ def test_a_wrong_value_of_any_hparam_is_one_sentence(trainer, tmp_path, capfd):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [*CHECKED_LATER.values(), *TOGETHER.values()],
-    ids=[*CHECKED_LATER, *TOGETHER],
-)
+WRONG_MODELS = [*CHECKED_LATER.values(), *TOGETHER.values()]
+
+
+@pytest.mark.parametrize(("changes", "says"), WRONG_MODELS, ids=[*CHECKED_LATER, *TOGETHER])
 def test_what_is_wrong_with_a_model_is_one_sentence(trainer, tmp_path, capfd, changes, says):
     assert trainer(schedule="train", hparams=changes) == 2
     said = capfd.readouterr().err

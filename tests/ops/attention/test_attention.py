@@ -131,15 +131,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("operation", "mesh_shape", "layout", "method"),
-    [
-        (name, *layout, method)
-        for name, (_, layouts, methods) in CASES.items()
-        for layout in layouts
-        for method in methods
-    ],
-)
+LAID_OUT = [
+    (name, *layout, method)
+    for name, (_, layouts, methods) in CASES.items()
+    for layout in layouts
+    for method in methods
+]
+
+
+@pytest.mark.parametrize(("operation", "mesh_shape", "layout", "method"), LAID_OUT)
 def test_any_layout_gives_the_composed_value_and_gradients(operation, mesh_shape, layout, method):
     options = dict(CASES[operation][0])
     has_own_segments = options.pop("own_segments", True)

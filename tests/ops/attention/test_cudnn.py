@@ -185,12 +185,12 @@ def composed(q, k, v, dy, mask):
     return y, *tape.gradient(y, (q, k, v), dy)
 
 
+SEGMENTED = [(None, 0), (SEGMENTS, 0), (SEGMENTS, 4), (SEGMENTS, 16), (np.ones_like(SEGMENTS), 1)]
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 8])
-@pytest.mark.parametrize(
-    ("segments", "max_segments"),
-    [(None, 0), (SEGMENTS, 0), (SEGMENTS, 4), (SEGMENTS, 16), (np.ones_like(SEGMENTS), 1)],
-)
+@pytest.mark.parametrize(("segments", "max_segments"), SEGMENTED)
 @pytest.mark.parametrize("kv_heads", [HEADS, 2, 1])
 def test_results(causal, window, segments, max_segments, kv_heads):
     if not tf.config.list_logical_devices("GPU"):

@@ -39,11 +39,10 @@ def test_segments_are_gathered_once_for_all_layers():
     assert count == 2 * 3 + 1
 
 
-@pytest.mark.parametrize(
-    ("options", "unseen"),
-    [({"causal": True}, slice(8, None)), ({"window": 5}, slice(12, None))],
-    ids=["causal", "window"],
-)
+UNSEEN = [({"causal": True}, slice(8, None)), ({"window": 5}, slice(12, None))]
+
+
+@pytest.mark.parametrize(("options", "unseen"), UNSEEN, ids=["causal", "window"])
 def test_what_no_query_of_a_slice_sees_is_not_computed(options, unseen):
     """The first of three slices skips unseen NaNs, which multiplying by 0 would not."""
     array = np.random.default_rng(0).normal(size=(1, 24, 4))

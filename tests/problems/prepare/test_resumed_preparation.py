@@ -36,10 +36,10 @@ def changed(samples, how):
 CHANGES = ["nothing", "one more", "one less", "many less"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [*itertools.product([OwnPairs, GeneratedPairs], CHANGES), (SubwordPairs, "nothing")],
-)
+CHANGED = [*itertools.product([OwnPairs, GeneratedPairs], CHANGES), (SubwordPairs, "nothing")]
+
+
+@pytest.mark.parametrize(("kind", "how"), CHANGED)
 def test_another_number_of_samples_makes_the_data_again(tmp_path, caplog, kind, how):
     prepare_until(kind(), tmp_path / "resumed", 150, num_shards=3)
     new = kind(changed(kind().train, how))

@@ -38,10 +38,16 @@ def saved(directory, step):
     return values_in(Checkpoint(step_directory(directory, step)))
 
 
-@pytest.mark.parametrize(
-    ("mesh", "bad", "size"),
-    [("one device", 8, 1), ("both", 3, 1), ("both", 7, 1), ("one device", 7, 3), ("both", 8, 3)],
-)
+BAD_STEPS = [
+    ("one device", 8, 1),
+    ("both", 3, 1),
+    ("both", 7, 1),
+    ("one device", 7, 3),
+    ("both", 8, 3),
+]
+
+
+@pytest.mark.parametrize(("mesh", "bad", "size"), BAD_STEPS)
 def test_it_stops_and_the_latest_checkpoint_is_of_the_step_before(tmp_path, mesh, bad, size):
     settings = {"log_json": str(tmp_path / "log"), "iterations_per_loop": size}
     poisoned = estimator(tmp_path / "bad", mesh, **settings)

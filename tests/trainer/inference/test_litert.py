@@ -52,12 +52,15 @@ def test_a_text_model_decodes_as_the_decoder(tmp_path, capsys, monkeypatch, name
     assert re.fullmatch(r"\[[\d\s]*\]\n", capsys.readouterr().out)
 
 
+IMAGE_MODELS = [
+    ("vit", "vit_tiny", "d_model=128,d_ff=512"),
+    ("mtf_resnet", "mtf_resnet_tiny", "mesh_shape="),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.ci_only
-@pytest.mark.parametrize(
-    ("model", "hparams_set", "hparams"),
-    [("vit", "vit_tiny", "d_model=128,d_ff=512"), ("mtf_resnet", "mtf_resnet_tiny", "mesh_shape=")],
-)
+@pytest.mark.parametrize(("model", "hparams_set", "hparams"), IMAGE_MODELS)
 def test_an_image_model_has_the_saved_models_classes(tmp_path, capsys, model, hparams_set, hparams):
     pytest.importorskip("sklearn", reason="pip install -e '.[digits]'")
     names = ("image_digits", model, hparams_set)

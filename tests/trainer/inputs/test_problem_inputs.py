@@ -66,11 +66,14 @@ class TranslateWithF1(TranslateUpperCase):
     metric_names = (*TranslateUpperCase.metric_names, "f1")
 
 
+LACKING = [
+    ("translate_with_f1", "transformer", "f1"),
+    (PROBLEM, "transformer_encoder", "bits_per_byte"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("problem", "model", "metric"),
-    [("translate_with_f1", "transformer", "f1"), (PROBLEM, "transformer_encoder", "bits_per_byte")],
-)
+@pytest.mark.parametrize(("problem", "model", "metric"), LACKING)
 def test_metrics_that_a_model_lacks_are_named(trainer, tmp_path, capfd, problem, model, metric):
     flags = {"problem": problem, "model": model, "hparams_set": f"{model}_tiny", "train_steps": 2}
     assert trainer(**flags, data_dir=tmp_path / "data", generate_data=True) == 0

@@ -31,11 +31,11 @@ MORE_CASES = [
 ]
 
 
+KILLED = [*CASES, *(pytest.param(*case, marks=pytest.mark.ci_only) for case in MORE_CASES)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "mesh", "hparams", "killed", "resumed"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.ci_only) for case in MORE_CASES)],
-)
+@pytest.mark.parametrize(("model", "mesh", "hparams", "killed", "resumed"), KILLED)
 def test_a_kill_changes_no_bit(model, mesh, hparams, killed, resumed, tmp_path, data_dir):
     """Process `killed - 1` of `killed` dies; the run is started again on `resumed` processes."""
     hooks = stopping_hooks.make(tmp_path)

@@ -125,10 +125,10 @@ def test_the_page_s_commands_work_and_none_keeps_credentials(server, tmp_path, m
     assert not any(SECRET.encode() in content for content in contents)
 
 
-@pytest.mark.parametrize(
-    ("code", "sentence"),
-    [("AccessDenied", "as access is refused"), ("NoSuchBucket", "there is no such bucket")],
-)
+REFUSALS = [("AccessDenied", "as access is refused"), ("NoSuchBucket", "there is no such bucket")]
+
+
+@pytest.mark.parametrize(("code", "sentence"), REFUSALS)
 def test_a_store_that_refuses_is_told_before_any_work(server, data_dir, capfd, code, sentence):
     server.fault = lambda method, path: ("403 Forbidden", code)
     arguments = ["t2tp_trainer", *command("s3://bucket/run", data_dir)]
