@@ -8,13 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from t2tp import registry
+from t2tp.problems import images
 from t2tp.problems.data.sample import Sample
-from t2tp.problems.images import (
-    Image2ClassProblem,
-    ImageGenerationProblem,
-    ImageProblem,
-    shrink_to_cover,
-)
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.sources.tfds_source import TfdsSource
 from t2tp.problems.text_to_class import Text2ClassProblem
@@ -103,7 +98,7 @@ class SentimentImdb(TfdsSource, Text2ClassProblem):
     sample_features = {"inputs": "text", "label": "label"}
 
 
-class _Mnist(TfdsSource, ImageProblem):
+class _Mnist(TfdsSource, images.ImageProblem):
     """Handwritten digits."""
 
     dataset = "mnist"
@@ -112,18 +107,18 @@ class _Mnist(TfdsSource, ImageProblem):
 
 
 @registry.register_problem
-class ImageMnist(_Mnist, Image2ClassProblem):
+class ImageMnist(_Mnist, images.Image2ClassProblem):
     """Classification of handwritten digits."""
 
     class_names = tuple("0123456789")
 
 
 @registry.register_problem
-class ImageMnistGen(_Mnist, ImageGenerationProblem):
+class ImageMnistGen(_Mnist, images.ImageGenerationProblem):
     """Generation of handwritten digits."""
 
 
-class _Cifar10(TfdsSource, ImageProblem):
+class _Cifar10(TfdsSource, images.ImageProblem):
     """Small photographs."""
 
     dataset = "cifar10"
@@ -132,7 +127,7 @@ class _Cifar10(TfdsSource, ImageProblem):
 
 
 @registry.register_problem
-class ImageCifar10(_Cifar10, Image2ClassProblem):
+class ImageCifar10(_Cifar10, images.Image2ClassProblem):
     """Classification of small photographs into ten classes."""
 
     class_names = (
@@ -142,11 +137,11 @@ class ImageCifar10(_Cifar10, Image2ClassProblem):
 
 
 @registry.register_problem
-class ImageCifar10Gen(_Cifar10, ImageGenerationProblem):
+class ImageCifar10Gen(_Cifar10, images.ImageGenerationProblem):
     """Generation of small photographs."""
 
 
-class _Imagenet(TfdsSource, ImageProblem):
+class _Imagenet(TfdsSource, images.ImageProblem):
     """Photographs of a thousand classes, scaled to cover a square and cropped to the square."""
 
     dataset = "imagenet2012"
@@ -154,7 +149,7 @@ class _Imagenet(TfdsSource, ImageProblem):
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Scales the image."""
-        image = shrink_to_cover(example["image"], *self.image_shape[:2])
+        image = images.shrink_to_cover(example["image"], *self.image_shape[:2])
         return {"image": image, "label": example["label"]}
 
 
@@ -162,7 +157,7 @@ _IMAGENET_CLASSES = tuple(map(str, range(1000)))
 
 
 @registry.register_problem
-class ImageImagenet224(_Imagenet, Image2ClassProblem):
+class ImageImagenet224(_Imagenet, images.Image2ClassProblem):
     """Classification of photographs of 224 x 224 into a thousand classes."""
 
     image_shape = (224, 224, 3)
@@ -171,7 +166,7 @@ class ImageImagenet224(_Imagenet, Image2ClassProblem):
 
 
 @registry.register_problem
-class ImageImagenet64(_Imagenet, Image2ClassProblem):
+class ImageImagenet64(_Imagenet, images.Image2ClassProblem):
     """Classification of photographs of 64 x 64 into a thousand classes."""
 
     image_shape = (64, 64, 3)
@@ -179,7 +174,7 @@ class ImageImagenet64(_Imagenet, Image2ClassProblem):
 
 
 @registry.register_problem
-class ImageImagenet32(_Imagenet, Image2ClassProblem):
+class ImageImagenet32(_Imagenet, images.Image2ClassProblem):
     """Classification of photographs of 32 x 32 into a thousand classes."""
 
     image_shape = (32, 32, 3)
@@ -187,14 +182,14 @@ class ImageImagenet32(_Imagenet, Image2ClassProblem):
 
 
 @registry.register_problem
-class ImageImagenet64Gen(_Imagenet, ImageGenerationProblem):
+class ImageImagenet64Gen(_Imagenet, images.ImageGenerationProblem):
     """Generation of photographs of 64 x 64."""
 
     image_shape = (64, 64, 3)
 
 
 @registry.register_problem
-class ImageImagenet32Gen(_Imagenet, ImageGenerationProblem):
+class ImageImagenet32Gen(_Imagenet, images.ImageGenerationProblem):
     """Generation of photographs of 32 x 32."""
 
     image_shape = (32, 32, 3)

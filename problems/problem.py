@@ -27,14 +27,7 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
 from t2tp.problems.codec import Codec
-from t2tp.problems.data.batch_stream import (
-    Batch,
-    ExampleSource,
-    FeatureSpec,
-    OnePassStream,
-    ShuffledStream,
-    Stream,
-)
+from t2tp.problems.data import batch_stream
 from t2tp.problems.data.columns import Column, open_columns
 from t2tp.problems.data.manifest import DamagedDataError, Manifest
 from t2tp.problems.data.row_index import IndexDirectory, check_indexes
@@ -78,7 +71,7 @@ class Problem(Preparable):
       warns_of_changes: whether the next check of the data warns of changed sources.
     """
 
-    features: Mapping[str, FeatureSpec]
+    features: Mapping[str, batch_stream.FeatureSpec]
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity", "perplexity")
     decode_metric_names: tuple[str, ...] = ()
@@ -132,21 +125,23 @@ class Problem(Preparable):
         """
 
     @abc.abstractmethod
-    def examples(self, data_dir: AnyPath, split: str, length: int) -> ExampleSource:
+    def examples(self, data_dir: AnyPath, split: str, length: int) -> batch_stream.ExampleSource:
         """Returns the examples of a split, with at most `length` tokens each.
 
         The caller has checked the data and the split.
         """
 
-    def train_examples(self, data_dir: AnyPath, length: int) -> ExampleSource:
+    def train_examples(self, data_dir: AnyPath, length: int) -> batch_stream.ExampleSource:
         """Returns the training examples; see `examples`."""
         return self.examples(data_dir, self.splits[0], length)
 
-    def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
+    def train_stream(
+        self, data_dir: AnyPath, batch_size: int, length: int, seed: int
+    ) -> batch_stream.Stream:
         """Returns the endless stream of training batches; see `stream`."""
-        return ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
+        return batch_stream.ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
-    def counts(self, batch: Batch) -> dict[str, float]:
+    def counts(self, batch: batch_stream.Batch) -> dict[str, float]:
         """Returns the counts of a batch that `metrics` needs in addition to the model's counts."""
         return {}
 
@@ -324,7 +319,7 @@ class Problem(Preparable):
 
     def stream(
         self, data_dir: AnyPath, split: str, batch_size: int, length: int, seed: int = 0
-    ) -> Stream:
+    ) -> batch_stream.Stream:
         """Returns the batches of a split, by step.
 
         Args:
@@ -347,7 +342,7 @@ class Problem(Preparable):
         self.check_prepared(data_dir)
         if split == self.splits[0]:
             return self.train_stream(data_dir, batch_size, length, seed)
-        return OnePassStream(self.examples(data_dir, split, length), batch_size)
+        return batch_stream.OnePassStream(self.examples(data_dir, split, length), batch_size)
 
     def stored(self, data_dir: AnyPath, split: str) -> dict[str, Column]:
         """Returns the stored columns of a split; the caller has checked the data."""

@@ -16,18 +16,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.preparable import WrongOptionError
 from t2tp.problems.prepare.prepared import datagen_command
 from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.sources.user_files import (
-    LineRange,
-    Paragraphs,
-    changed_sources,
-    find_files,
-    fingerprint,
-    json_names,
-    named,
-    read_file,
-    stored,
-    write_sources,
-)
+from t2tp.problems.sources import user_files
 from t2tp.problems.text_to_text import Text2TextProblem
 
 # Fraction of all samples for each held-out split, if the user names no files for it.
@@ -143,7 +132,7 @@ class FileProblem(Problem):
         share = self._share(split, count)
         pieces = (share[begin : begin + _PIECE] for begin in range(0, len(share), _PIECE))
         drawn = (permute(np.array(piece), count, "splits") for piece in pieces)
-        return stored(scratch / "splits" / f"{split}-{count}", lambda: drawn)
+        return user_files.stored(scratch / "splits" / f"{split}-{count}", lambda: drawn)
 
     def _share(self, split: str, count: int) -> range:
         """Returns a split's part of the numbers up to `count`: validation, test, then train."""
@@ -188,7 +177,7 @@ class FileProblem(Problem):
             _, taken = self._taken(split)
             own = self._all_files(self._options_of(split))
             if left_out := [str(path) for path in own if path.resolve() in taken]:
-                files = named(left_out)
+                files = user_files.named(left_out)
                 logging.warning(f"{self.name}: left out of {split}, as they are held out: {files}")
 
     def data_dependencies(self) -> dict[str, Any]:
@@ -197,13 +186,13 @@ class FileProblem(Problem):
 
     def _files_state(self) -> dict[str, Any]:
         files = self._all_files(self._file_options_given(self.splits))
-        return {"files": len(files), "fingerprint": fingerprint(files)}
+        return {"files": len(files), "fingerprint": user_files.fingerprint(files)}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
         """Records the state of the files; see `write_sources`."""
         self._report_taken()
         options = self._file_options_given(self.splits)
-        write_sources(directory, [self.options.get(name) for name in options])
+        user_files.write_sources(directory, [self.options.get(name) for name in options])
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
         """Returns the state of the files."""
@@ -211,7 +200,7 @@ class FileProblem(Problem):
 
     def changed_sources(self, directory: Path) -> str:
         """Describes the files and other sources that have changed."""
-        changed = (changed_sources(directory), super().changed_sources(directory))
+        changed = (user_files.changed_sources(directory), super().changed_sources(directory))
         return "; ".join(filter(None, changed))
 
     def _options_of(self, split: str) -> tuple[str, ...]:
@@ -224,7 +213,7 @@ class FileProblem(Problem):
         return [name for split in splits for name in self._options_of(split)]
 
     def _files(self, names: Sequence[str]) -> list[list[Path]]:
-        return [find_files(self.options.get(name), name) for name in names]
+        return [user_files.find_files(self.options.get(name), name) for name in names]
 
     def _all_files(self, names: Sequence[str]) -> list[Path]:
         return [path for paths in self._files(names) for path in paths]
@@ -266,8 +255,14 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         """Opens the documents."""
         (paths,) = files
         if self.options.documents == "files":
-            return GeneratedSamples(len(paths), lambda number: {"text": read_file(paths[number])})
-        kind = Paragraphs if self.options.documents == "paragraphs" else LineRange
+            return GeneratedSamples(
+                len(paths), lambda number: {"text": user_files.read_file(paths[number])}
+            )
+        kind = (
+            user_files.Paragraphs
+            if self.options.documents == "paragraphs"
+            else user_files.LineRange
+        )
         texts = kind(paths, scratch)
         return GeneratedSamples(len(texts), lambda number: {"text": texts[number]})
 
@@ -277,7 +272,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         (paths,) = self._files(self.file_options) if whole else ([],)
         if not 0 < len(paths) < len(self.splits):
             return super().samples(split, directory, tmp_dir)
-        lines = LineRange(paths, tmp_dir)
+        lines = user_files.LineRange(paths, tmp_dir)
         share = self._share(split, len(lines))
         parts = [share[first : first + _PART_LINES] for first in range(0, len(share), _PART_LINES)]
         return GeneratedSamples(
@@ -288,7 +283,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         """Records the state of the files, and warns if they contain JSON lines."""
         super().download(directory, tmp_dir)
         (files,) = self._files(self.file_options)
-        if names := json_names(files[0]):
+        if names := user_files.json_names(files[0]):
             field = "text" if "text" in names else names[0]
             options = {"files": self.options.files, "text": field}
             command = datagen_command(
@@ -317,7 +312,7 @@ class TranslateTsv(FileProblem, Text2TextProblem):
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the pairs."""
-        lines = LineRange(files[0], scratch)
+        lines = user_files.LineRange(files[0], scratch)
 
         def sample(number: int) -> Sample:
             columns = lines[number].split("\t")
@@ -353,13 +348,13 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
                 "numbers"
             )
         for pair in zip(*files, strict=True):
-            counts = [len(LineRange([path], scratch)) for path in pair]
+            counts = [len(user_files.LineRange([path], scratch)) for path in pair]
             if counts[0] != counts[1]:
                 raise ValueError(
                     f"{pair[0]} has {counts[0]} lines and {pair[1]} has {counts[1]}: line n of one "
                     "must belong to line n of the other"
                 )
-        inputs, targets = (LineRange(paths, scratch) for paths in files)
+        inputs, targets = (user_files.LineRange(paths, scratch) for paths in files)
         return GeneratedSamples(
             len(inputs), lambda number: {"inputs": inputs[number], "targets": targets[number]}
         )

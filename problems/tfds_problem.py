@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
+from t2tp.problems import images
 from t2tp.problems.data.sample import Sample
-from t2tp.problems.images import (
-    Image2ClassProblem,
-    ImageGenerationProblem,
-    ImageProblem,
-    shrink_to_cover,
-)
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.sources.tfds_source import TfdsSource, import_tfds
@@ -113,7 +108,7 @@ class TfdsText2Class(TfdsProblem, Text2ClassProblem):
     feature_options = {"inputs": "inputs", "label": "targets"}
 
 
-class _AnyImage(TfdsProblem, ImageProblem):
+class _AnyImage(TfdsProblem, images.ImageProblem):
     """Base class of image problems."""
 
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
@@ -133,16 +128,16 @@ class _AnyImage(TfdsProblem, ImageProblem):
         sample = super().sample(example)
         if sample["image"].shape == self.image_shape:
             return sample
-        return {**sample, "image": shrink_to_cover(sample["image"], *self.image_shape[:2])}
+        return {**sample, "image": images.shrink_to_cover(sample["image"], *self.image_shape[:2])}
 
 
-class TfdsImage2Class(_AnyImage, Image2ClassProblem):
+class TfdsImage2Class(_AnyImage, images.Image2ClassProblem):
     """Image to class."""
 
     feature_options = {"image": "inputs", "label": "targets"}
 
 
-class TfdsImageGeneration(_AnyImage, ImageGenerationProblem):
+class TfdsImageGeneration(_AnyImage, images.ImageGenerationProblem):
     """Image generation."""
 
     feature_options = {"image": "targets"}

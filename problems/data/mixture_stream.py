@@ -13,15 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from t2tp.problems.data import batch_stream
 from t2tp.problems.data.batch_sizes import BatchSizes
-from t2tp.problems.data.batch_stream import (
-    EMPTY,
-    Batch,
-    ExampleSource,
-    batch_shapes,
-    checked_step,
-    shuffled,
-)
 from t2tp.problems.data.permutation import permute
 
 
@@ -40,7 +33,7 @@ class Stage(NamedTuple):
 class ConcatenatedSource:
     """The concatenated examples of several sources; an `ExampleSource`."""
 
-    def __init__(self, sources: Sequence[ExampleSource]):
+    def __init__(self, sources: Sequence[batch_stream.ExampleSource]):
         self.sources = sources
         self.features = sources[0].features
         self.first = np.concatenate([[0], np.cumsum([len(source) for source in sources])])
@@ -66,7 +59,9 @@ class ConcatenatedSource:
         values = None
         for number in np.unique(source_index).tolist():
             rows = source_index == number
-            inside = np.where(examples == EMPTY, EMPTY, examples - self.first[number])
+            inside = np.where(
+                examples == batch_stream.EMPTY, batch_stream.EMPTY, examples - self.first[number]
+            )
             read = self.sources[number].read(feature, inside[rows], parts)
             if values is None:
                 values = np.empty((len(examples), *read.shape[1:]), read.dtype)
@@ -75,11 +70,11 @@ class ConcatenatedSource:
             return self.sources[0].read(feature, examples, parts)
         return values
 
-    def parts(self, batch: Batch) -> Iterable[Batch]:
+    def parts(self, batch: batch_stream.Batch) -> Iterable[batch_stream.Batch]:
         """Yields each source's rows of a batch, as a batch of the source."""
         for number, source in enumerate(self.sources):
             inside = batch.examples - self.first[number]
-            yield Batch(source, inside[(inside >= 0) & (inside < len(source))])
+            yield batch_stream.Batch(source, inside[(inside >= 0) & (inside < len(source))])
 
 
 class MixtureStream:
@@ -107,9 +102,9 @@ class MixtureStream:
         """Returns the same rows of each problem in batches of these sizes."""
         return MixtureStream(self._source, self._schedule, batch_sizes, self._seed)
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> batch_stream.Batch:
         """Returns the batch of this step, counted from 0."""
-        step = checked_step(step)
+        step = batch_stream.checked_step(step)
         stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
         batch_size = self.batch_sizes.at(step)
         since = self._row(step) - self._row(self._schedule[stage].step)
@@ -121,13 +116,13 @@ class MixtureStream:
             if is_chosen.any():
                 # Without separate keys, problems of the same size would have the same order.
                 key = ("epoch", self._seed, number)
-                own_examples = shuffled(positions[is_chosen], len(source), *key)
+                own_examples = batch_stream.shuffled(positions[is_chosen], len(source), *key)
                 examples[is_chosen] = own_examples + self._source.first[number]
-        return Batch(self._source, examples)
+        return batch_stream.Batch(self._source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes of a batch."""
-        return [batch_shapes(self._source, self.batch_sizes.last)]
+        return [batch_stream.batch_shapes(self._source, self.batch_sizes.last)]
 
     def _row(self, step: int) -> int:
         return self.batch_sizes.rows_before(step)

@@ -31,15 +31,7 @@ import numpy as np
 
 from t2tp.atomic_file import unfinished_path
 from t2tp.hparam_limits import Limits
-from t2tp.problems.data.manifest import (
-    BAD,
-    CHECKS_END,
-    MAX_CHECKS_BYTES,
-    DamagedDataError,
-    FileState,
-    SplitSizes,
-    check_file,
-)
+from t2tp.problems.data import manifest
 from t2tp.typed_files import read_json
 
 # Signed, because NumPy compares uint64 with int64 in floating point.
@@ -89,8 +81,8 @@ class Checks:
 class _ShardRecord:
     """The contents of the JSON file of a shard."""
 
-    sizes: SplitSizes
-    files: dict[str, FileState]
+    sizes: manifest.SplitSizes
+    files: dict[str, manifest.FileState]
 
     def __post_init__(self) -> None:
         """Raises ValueError for a name of a file outside of the directory."""
@@ -99,16 +91,18 @@ class _ShardRecord:
                 raise ValueError(f"{name!r} is not the plain name of a file")
 
 
-def finished(directory: Path, name: str) -> tuple[SplitSizes, dict[str, FileState]] | None:
+def finished(
+    directory: Path, name: str
+) -> tuple[manifest.SplitSizes, dict[str, manifest.FileState]] | None:
     """Returns the sizes and files of a complete, undamaged shard, or None."""
-    record, checks = directory / f"{name}.json", directory / f"{name}{CHECKS_END}"
+    record, checks = directory / f"{name}.json", directory / f"{name}{manifest.CHECKS_END}"
     try:
         shard = read_json(record, _ShardRecord)
         files = dict(shard.files)
         for file, state in shard.files.items():
-            check_file(directory / file, state, read_up_to=state.bytes)
+            manifest.check_file(directory / file, state, read_up_to=state.bytes)
         read_checks(directory, name)
-        files |= {path.name: FileState.from_file(path) for path in (checks, record)}
+        files |= {path.name: manifest.FileState.from_file(path) for path in (checks, record)}
         return shard.sizes, files
     except (FileNotFoundError, ValueError):
         return None
@@ -125,11 +119,11 @@ def read_checks(directory: Path, name: str) -> Checks:
     Raises:
       DamagedDataError: the shard has no checksums, or they cannot be read.
     """
-    path = directory / f"{name}{CHECKS_END}"
+    path = directory / f"{name}{manifest.CHECKS_END}"
     try:
-        return read_json(path, Checks, MAX_CHECKS_BYTES)
+        return read_json(path, Checks, manifest.MAX_CHECKS_BYTES)
     except (FileNotFoundError, ValueError) as error:
-        raise DamagedDataError(f"{path} cannot be read: {error}") from error
+        raise manifest.DamagedDataError(f"{path} cannot be read: {error}") from error
 
 
 class ShardWriter:
@@ -182,7 +176,7 @@ class ShardWriter:
 
     def skip_bad(self, which: str) -> None:
         """Counts an unusable sample, and records the first ten."""
-        self.skip(BAD)
+        self.skip(manifest.BAD)
         if len(self._bad) < _NAMED:
             self._bad.append(which)
 
@@ -195,15 +189,15 @@ class ShardWriter:
                 column.discard()
             return
         values = {name: column.size for name, column in self._columns.items()}
-        sizes = SplitSizes(self._examples, values, self._bytes, dict(self._skipped))
-        files: dict[str, FileState] = {}
+        sizes = manifest.SplitSizes(self._examples, values, self._bytes, dict(self._skipped))
+        files: dict[str, manifest.FileState] = {}
         crc32: dict[str, str] = {}
         for column in self._columns.values():
             for file in column.files:
                 files[file.path.name] = file.finish()
                 crc32[file.path.name] = np.array(file.block_sums, "<u4").tobytes().hex()
         checks = Checks(self._bad, self._block_bytes, crc32)
-        self._write_json(CHECKS_END, checks)
+        self._write_json(manifest.CHECKS_END, checks)
         self._write_json(".json", _ShardRecord(sizes, files))
 
     def _write_json(self, end: str, contents: Checks | _ShardRecord) -> None:
@@ -269,13 +263,13 @@ class _HashedFile:
             self.block_sums[-1] = zlib.crc32(piece, self.block_sums[-1])
             self._size += len(piece)
 
-    def finish(self) -> FileState:
+    def finish(self) -> manifest.FileState:
         with self._named_errors():
             self._file.flush()
             os.fsync(self._file.fileno())
         self._file.close()
         self._partial.rename(self.path)
-        return FileState(self._size, self._digest.hexdigest())
+        return manifest.FileState(self._size, self._digest.hexdigest())
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:

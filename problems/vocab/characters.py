@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from t2tp.problems.vocab.vocabulary import (
-    FIRST_BYTE,
-    FIRST_PIECE,
-    Vocabulary,
-    byte_fallback,
-    reserved_token_bytes,
-)
+from t2tp.problems.vocab import vocabulary
 from t2tp.typed_files import parse_json
 
 if TYPE_CHECKING:
@@ -29,7 +23,7 @@ class _CharacterTable:
     characters: str
 
 
-class CharacterVocabulary(Vocabulary):
+class CharacterVocabulary(vocabulary.Vocabulary):
     """A token for each of some characters, and byte tokens for all other characters.
 
     Without characters it is a vocabulary of bytes.
@@ -40,7 +34,9 @@ class CharacterVocabulary(Vocabulary):
     def __init__(self, characters: str = ""):
         """Sets the characters that have tokens; their ids are 259, 260, ... in this order."""
         self._characters = characters
-        self._ids = {character: FIRST_PIECE + index for index, character in enumerate(characters)}
+        self._ids = {
+            character: vocabulary.FIRST_PIECE + index for index, character in enumerate(characters)
+        }
 
     @classmethod
     def read(cls, contents: bytes) -> CharacterVocabulary:
@@ -54,11 +50,11 @@ class CharacterVocabulary(Vocabulary):
     def encode(self, text: str) -> list[int]:
         """Returns one or more tokens for each character; see `Vocabulary.encode`."""
         if not self._ids:
-            return byte_fallback(text)
+            return vocabulary.byte_fallback(text)
         ids: list[int] = []
         for character in text:
             token = self._ids.get(character)
-            ids.extend(byte_fallback(character) if token is None else (token,))
+            ids.extend(vocabulary.byte_fallback(character) if token is None else (token,))
         return ids
 
     def encode_parts(self, text: str, characters: int = 1 << 16) -> Iterator[list[int]]:
@@ -70,8 +66,8 @@ class CharacterVocabulary(Vocabulary):
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`."""
         import tensorflow as tf
 
-        single_bytes = tf.constant(reserved_token_bytes()[FIRST_BYTE:])
-        byte_tokens = tf.range(FIRST_BYTE, FIRST_PIECE)
+        single_bytes = tf.constant(vocabulary.reserved_token_bytes()[vocabulary.FIRST_BYTE :])
+        byte_tokens = tf.range(vocabulary.FIRST_BYTE, vocabulary.FIRST_PIECE)
         byte_ids = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(single_bytes, byte_tokens), default_value=0
         )
@@ -100,7 +96,7 @@ class CharacterVocabulary(Vocabulary):
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token; see `Vocabulary.token_bytes`."""
-        return reserved_token_bytes() + [
+        return vocabulary.reserved_token_bytes() + [
             character.encode("utf-8") for character in self._characters
         ]
 
@@ -115,4 +111,4 @@ def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
         counts.update(text)
     # Ties are in Unicode order, so that the order of the texts does not matter.
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
-    return CharacterVocabulary("".join(frequent[: max(0, size - FIRST_PIECE)]))
+    return CharacterVocabulary("".join(frequent[: max(0, size - vocabulary.FIRST_PIECE)]))

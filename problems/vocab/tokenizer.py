@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from t2tp import typed_files
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import (
     CONFIG_FILES,
@@ -19,16 +20,6 @@ from t2tp.problems.vocab.special_tokens import (
     read_special_tokens,
 )
 from t2tp.problems.vocab.vocabulary import Vocabulary
-from t2tp.typed_files import (
-    MAX_TOKENIZER_BYTES,
-    Count,
-    MaxEntries,
-    Schema,
-    convert,
-    file_inside,
-    parse_json,
-    read_text,
-)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -36,7 +27,7 @@ if TYPE_CHECKING:
 # Max factor by which replacements may lengthen a text.
 _MAX_GROWTH = 1 << 10
 # Types of the entries that are read here; the library reads all.
-_PART: Schema = {
+_PART: typed_files.Schema = {
     "type": str,
     "normalizers": list[dict[str, Any]],
     "decoders": list[dict[str, Any]],
@@ -45,8 +36,8 @@ _PART: Schema = {
     "prepend": str,
     "precompiled_charsmap": str,
 }
-_FIELDS: Schema = {
-    "model": {"vocab": Annotated[Any, MaxEntries(MAX_TOKENS)]},
+_FIELDS: typed_files.Schema = {
+    "model": {"vocab": Annotated[Any, typed_files.MaxEntries(MAX_TOKENS)]},
     "added_tokens": AddedTokens,
 }
 
@@ -60,7 +51,7 @@ class _TokenizerFile:
     tokenizer: str
     eos_token: str
     begin_token: str | None = None
-    end_ids: tuple[Count, ...] = ()
+    end_ids: tuple[typed_files.Count, ...] = ()
 
 
 class TokenizerVocabulary(Vocabulary):
@@ -95,7 +86,9 @@ class TokenizerVocabulary(Vocabulary):
         with optional_import(advice):
             import tokenizers
         self._text, self._eos_token, self._begin_token = tokenizer, eos_token, begin_token
-        fields = parse_json(tokenizer, TOKENIZER_FILE, _FIELDS, MAX_TOKENIZER_BYTES)
+        fields = typed_files.parse_json(
+            tokenizer, TOKENIZER_FILE, _FIELDS, typed_files.MAX_TOKENIZER_BYTES
+        )
         added = fields.get("added_tokens") or ()
         self._special = {each["id"] for each in added if each.get("special")}
         self._kinds = {part.get("type", "") for part in _parts(fields.get("decoder"))}
@@ -111,7 +104,9 @@ class TokenizerVocabulary(Vocabulary):
     @classmethod
     def read(cls, contents: bytes) -> TokenizerVocabulary:
         """Reads the vocabulary from the contents of its file."""
-        fields = parse_json(contents, cls.file_name, _TokenizerFile, 2 * MAX_TOKENIZER_BYTES)
+        fields = typed_files.parse_json(
+            contents, cls.file_name, _TokenizerFile, 2 * typed_files.MAX_TOKENIZER_BYTES
+        )
         return cls(fields.tokenizer, fields.eos_token, fields.begin_token, fields.end_ids)
 
     @classmethod
@@ -121,7 +116,9 @@ class TokenizerVocabulary(Vocabulary):
         Raises:
           ValueError: the directory's files name no token that ends a text, or are damaged.
         """
-        text = read_text(file_inside(directory, TOKENIZER_FILE), MAX_TOKENIZER_BYTES)
+        text = typed_files.read_text(
+            typed_files.file_inside(directory, TOKENIZER_FILE), typed_files.MAX_TOKENIZER_BYTES
+        )
         special = read_special_tokens(directory)
         if not special.end:
             raise ValueError(
@@ -205,7 +202,7 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
     """Yields a normalizer or decoder, and the parts of a sequence of them."""
     if part is None:
         return
-    part = convert(part, _PART, TOKENIZER_FILE)
+    part = typed_files.convert(part, _PART, TOKENIZER_FILE)
     yield part
     for each in (*(part.get("normalizers") or ()), *(part.get("decoders") or ())):
         yield from _parts(each)

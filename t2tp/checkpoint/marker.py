@@ -13,13 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from t2tp.checkpoint import files
-from t2tp.checkpoint.errors import (
-    DamagedCheckpointError,
-    NewerFormatError,
-    as_unusable,
-    checkpoint_in,
-)
+from t2tp.checkpoint import errors, files
 from t2tp.hparam_limits import Limits
 from t2tp.typed_files import Count, InvalidFileError, convert, parse_json, read_bytes
 
@@ -89,15 +83,16 @@ class Marker:
           DamagedCheckpointError: the marker is missing or damaged.
           UnusableCheckpointError: the marker cannot be read, or the format is newer.
         """
-        with as_unusable(checkpoint_in(directory)):
+        with errors.as_unusable(errors.checkpoint_in(directory)):
             content = cls._content(directory)
         body, _, digest = content.removesuffix(b"\n").rpartition(b"\n")
         if digest != _digest(body):
-            raise DamagedCheckpointError(
-                f"{checkpoint_in(directory)} is damaged: its file {NAME} has changed;"
-                " copy it again from where it is intact, or use another checkpoint."
+            raise _damaged(
+                directory,
+                f"its file {NAME} has changed; copy it again from where it is intact, or use another"
+                " checkpoint.",
             )
-        with as_unusable(checkpoint_in(directory)):
+        with errors.as_unusable(errors.checkpoint_in(directory)):
             return cls._of_fields(directory, parse_json(body, NAME, {"format": int}))
 
     @classmethod
@@ -106,7 +101,7 @@ class Marker:
             return read_bytes(directory / NAME)
         except (FileNotFoundError, NotADirectoryError):
             reason = "it was never finished" if directory.is_dir() else "there is no such directory"
-            raise DamagedCheckpointError(
+            raise errors.DamagedCheckpointError(
                 f"{directory} is not a checkpoint: {reason} (no file {NAME} in it)."
             ) from None
 
@@ -114,9 +109,9 @@ class Marker:
     def _of_fields(cls, directory: Path, fields: dict[str, Any]) -> Marker:
         version = fields.pop("format", None) or 0
         if version > FORMAT:
-            raise NewerFormatError(
-                f"{checkpoint_in(directory)} has format {version}; this version of t2tp reads"
-                f" format {FORMAT}: use at least the version that saved it, or move this"
+            raise errors.NewerFormatError(
+                f"{errors.checkpoint_in(directory)} has format {version}; this version of t2tp"
+                f" reads format {FORMAT}: use at least the version that saved it, or move this"
                 " checkpoint elsewhere to resume from the checkpoint before it."
             )
         if version != FORMAT:
@@ -133,7 +128,7 @@ class Marker:
           DamagedCheckpointError: a file is missing or has changed.
           UnusableCheckpointError: a file cannot be read.
         """
-        with as_unusable(checkpoint_in(directory)):
+        with errors.as_unusable(errors.checkpoint_in(directory)):
             for name, record in self.files.items():
                 self._check_size(directory, name, record.size)
                 if record.sha256 and FileRecord.from_file(directory / name) != record:
@@ -143,26 +138,21 @@ class Marker:
         try:
             state = (directory / name).stat()
         except FileNotFoundError:
-            raise DamagedCheckpointError(
-                f"{checkpoint_in(directory)} is damaged: its file {name} is missing."
-            ) from None
+            raise _damaged(directory, f"its file {name} is missing.") from None
         if not stat.S_ISREG(state.st_mode):
-            raise DamagedCheckpointError(
-                f"{checkpoint_in(directory)} is damaged: its file {name} is not a regular file."
-            )
+            raise _damaged(directory, f"its file {name} is not a regular file.")
         if state.st_size != written:
-            raise DamagedCheckpointError(
-                f"{checkpoint_in(directory)} is damaged: its file {name} has {state.st_size} bytes,"
-                f" {written} were written."
-            )
+            had = f"its file {name} has {state.st_size} bytes, {written} were written."
+            raise _damaged(directory, had)
 
 
-def wrong_content(directory: Path, name: str) -> DamagedCheckpointError:
+def wrong_content(directory: Path, name: str) -> errors.DamagedCheckpointError:
     """Returns the error about a file with changed content."""
-    return DamagedCheckpointError(
-        f"{checkpoint_in(directory)} is damaged: the content of its file {name} has changed since"
-        " it was written."
-    )
+    return _damaged(directory, f"the content of its file {name} has changed since it was written.")
+
+
+def _damaged(directory: Path, what: str) -> errors.DamagedCheckpointError:
+    return errors.DamagedCheckpointError(f"{errors.checkpoint_in(directory)} is damaged: {what}")
 
 
 def data_file(number: int, count: int) -> str:

@@ -16,13 +16,7 @@ from absl import logging
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto
 
-from t2tp.checkpoint import files
-from t2tp.checkpoint.errors import (
-    DamagedCheckpointError,
-    UnusableCheckpointError,
-    as_unusable,
-    checkpoint_in,
-)
+from t2tp.checkpoint import errors, files
 from t2tp.checkpoint.marker import METADATA, NAME, VARIABLES, Marker, data_file, wrong_content
 from t2tp.checkpoint.slices import Slice
 from t2tp.object_store import mirror
@@ -210,7 +204,7 @@ class Checkpoint:
         self._marker.check_files(self.path)
         self.step = self._marker.step
         self.saved_at = self._marker.saved_at
-        with as_unusable(checkpoint_in(self.path)):
+        with errors.as_unusable(errors.checkpoint_in(self.path)):
             metadata = read_json(self.path / METADATA, dict[str, Any])
             convert(metadata, _METADATA, METADATA)
             self.metadata = {name: value for name, value in metadata.items() if value is not None}
@@ -272,7 +266,7 @@ class Checkpoint:
             return []
         stored = [tf.float32 if part.dtype == tf.float16 else part.dtype for part in slices]
         with (
-            as_unusable(checkpoint_in(self.path)),
+            errors.as_unusable(errors.checkpoint_in(self.path)),
             files.tensorflow_path(self.path) as location,
             tf.device("CPU:0"),
         ):
@@ -405,9 +399,9 @@ def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
         try:
             marker = Marker.read(path)
             marker.check_files(path)
-        except DamagedCheckpointError:
+        except errors.DamagedCheckpointError:
             continue
-        except UnusableCheckpointError:
+        except errors.UnusableCheckpointError:
             return CheckpointPath(path, step)
         if marker.step == step:
             return CheckpointPath(path, step)
@@ -423,7 +417,7 @@ def all_steps(directory: str | PathLike[str]) -> list[int]:
     for path in files.step_directories(Path(directory)).values():
         try:
             opened = _open_or_warn(path)
-        except UnusableCheckpointError as error:
+        except errors.UnusableCheckpointError as error:
             logging.warning("Skipping a checkpoint: %s", error)
             continue
         if opened is not None:
@@ -434,7 +428,7 @@ def all_steps(directory: str | PathLike[str]) -> list[int]:
 def _open_or_warn(path: Path) -> Checkpoint | None:
     try:
         checkpoint = Checkpoint(path)
-    except DamagedCheckpointError as error:
+    except errors.DamagedCheckpointError as error:
         if os.path.lexists(path):  # Retention may have deleted it meanwhile.
             logging.warning("Skipping a checkpoint: %s", error)
         return None

@@ -8,15 +8,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
-from t2tp.decoding.decoder import (
-    TRACING_TOKENS,
-    Lengths,
-    Predict,
-    ProgramShapes,
-    check_length,
-    padded_rows,
-    round_up,
-)
+from t2tp.decoding import decoder
 from t2tp.decoding.prompt_batch import first_token, pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
 from t2tp.models.autoregressive import AutoregressiveModel
@@ -91,7 +83,7 @@ class Scorer:
     """Scores rows in batches of similar length; see `ProgramShapes`."""
 
     def __init__(
-        self, evaluate: Predict, layout: Layout, max_length: int, batch_size: int = 1
+        self, evaluate: decoder.Predict, layout: Layout, max_length: int, batch_size: int = 1
     ) -> None:
         """Creates a scorer from a function that runs the programs.
 
@@ -104,11 +96,13 @@ class Scorer:
         """
         self._evaluate = evaluate
         self._max_length = max_length
-        self._rows = padded_rows(batch_size, layout)
+        self._rows = decoder.padded_rows(batch_size, layout)
         self._count = min(batch_size, self._rows)
         # The experts' capacity depends on the padded length. So for a row scored alone, this length
         # does not depend on other rows.
-        self._shapes = ProgramShapes(self._rows, TRACING_TOKENS if self._count > 1 else 0)
+        self._shapes = decoder.ProgramShapes(
+            self._rows, decoder.TRACING_TOKENS if self._count > 1 else 0
+        )
 
     def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
         """Scores rows; see `iterate`."""
@@ -125,8 +119,8 @@ class Scorer:
         if len({each.inputs is None for each in rows}) > 1:
             raise ValueError("some rows have inputs and some have none: score them separately")
         for each in rows:
-            check_length("target", each.targets, self._max_length)
-            check_length("input", each.inputs or (), self._max_length)
+            decoder.check_length("target", each.targets, self._max_length)
+            decoder.check_length("input", each.inputs or (), self._max_length)
         sizes = [self._sizes(each) for each in rows]
         for numbers, lengths in self._shapes.batches(sizes, self._count):
             batch = self._batch([rows[number] for number in numbers], lengths)
@@ -137,16 +131,16 @@ class Scorer:
                 total = np.cumsum(log_probs[row])[-1]
                 yield number, Score(float(total), not mistakes[row])
 
-    def _sizes(self, row: ScoredRow) -> Lengths:
+    def _sizes(self, row: ScoredRow) -> decoder.Lengths:
         """Returns the lengths of the targets and of the inputs, if any, rounded up."""
         read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
         # If batches have several rows, the lengths need less rounding here, because `ProgramShapes`
         # also pads them.
         parts = 8 if self._count > 1 else 2
-        return tuple(min(round_up(len(tokens), parts), self._max_length) for tokens in read)
+        return tuple(min(decoder.round_up(len(tokens), parts), self._max_length) for tokens in read)
 
     def _batch(
-        self, rows: Sequence[ScoredRow], lengths: Lengths
+        self, rows: Sequence[ScoredRow], lengths: decoder.Lengths
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
         """Returns features and arrays of some rows, padded to `lengths`."""
         read = {"targets": [each.targets for each in rows]}

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.argument_types import checked
-from t2tp.layout_report.report import (
-    Activation,
-    CollectiveLine,
-    PipelineLine,
-    ReportData,
-    SlicedTensor,
-    VariableLine,
-)
+from t2tp.layout_report import report
 from t2tp.layout_report.sections import sections
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
@@ -35,7 +28,7 @@ from t2tp.step.work import UPDATE
 class LayoutReport(Report):
     """The layout of a program: `print` it, or `save` it as an HTML page with diagrams."""
 
-    data: ReportData
+    data: report.ReportData
 
 
 @checked
@@ -72,7 +65,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
             points.append(of_place)
     peaks = [with_fragmentation(m, kernels) for each in points for m in each.values()]
     shapes = [tensor.shape for op in all_operations(graph.operations) for tensor in op.outputs]
-    data = ReportData(
+    data = report.ReportData(
         layout,
         devices,
         tuple(layout_warnings(layout, shapes)),
@@ -80,36 +73,36 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
         tuple(_activations(lifetimes)),
         tuple(_collectives(placed, graph, layout)),
         max(peaks, key=lambda memory: sum(memory.values())),
-        None if loop is None else PipelineLine.of_loop(loop, layout),
+        None if loop is None else report.PipelineLine.of_loop(loop, layout),
     )
     return LayoutReport(str(layout), sections(data), data)
 
 
 def _collectives(
     placed: Iterable[Placed], graph: upstream.Graph, layout: Layout
-) -> Iterable[CollectiveLine]:
+) -> Iterable[report.CollectiveLine]:
     causes = Attribution(list(all_operations(graph.operations)), layout)
     for each in placed:
         for c in each.collectives:
             facts = {f.name: getattr(c, f.name) for f in dataclasses.fields(c)}
-            yield CollectiveLine(
+            yield report.CollectiveLine(
                 **facts, phase=each.phase, in_loop=each.in_loop, uses=causes.uses(c)
             )
 
 
-def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
+def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLine]:
     """Lists the variables with their slots."""
-    slots: dict[str, list[SlicedTensor]] = {v.name: [] for v in graph.trainable_variables}
+    slots: dict[str, list[report.SlicedTensor]] = {v.name: [] for v in graph.trainable_variables}
     lines = []
     for variable in graph.all_variables:
-        tensor = SlicedTensor(variable.name, variable.shape, variable.slice_dtype, layout)
+        tensor = report.SlicedTensor(variable.name, variable.shape, variable.slice_dtype, layout)
         owner = None if variable.trainable else owner_of(variable.name, slots)
         if owner is None:
             lines.append((variable, tensor))
         else:
             slots[owner].append(tensor)
     return [
-        VariableLine(
+        report.VariableLine(
             tensor,
             variable.activation_dtype,
             variable.trainable,
@@ -119,7 +112,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
     ]
 
 
-def _activations(lifetimes: Liveness) -> Iterable[Activation]:
+def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:
     """Lists the features and computed tensors that the step uses."""
     for buffer in lifetimes.buffers:
         each = lifetimes.placed[buffer.first_def]
@@ -128,8 +121,8 @@ def _activations(lifetimes: Liveness) -> Iterable[Activation]:
             continue
         if is_weight(each.operation):
             continue
-        yield Activation(
-            SlicedTensor(buffer.name, buffer.shape, buffer.dtype, lifetimes.layout),
+        yield report.Activation(
+            report.SlicedTensor(buffer.name, buffer.shape, buffer.dtype, lifetimes.layout),
             type(each.operation).__name__.removesuffix("Operation"),
             each.phase,
             buffer.purpose == "features",

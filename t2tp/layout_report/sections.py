@@ -5,14 +5,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from t2tp.layout_report import wording
-from t2tp.layout_report.report import (
-    Activation,
-    CollectiveLine,
-    ReportData,
-    SlicedTensor,
-    VariableLine,
-)
+from t2tp.layout_report import report, wording
 from t2tp.layout_report.svg import render_svg
 from t2tp.mesh.collective_log import summarize
 from t2tp.mesh.layer_names import LayerGroup, group_layers, without_layer_indices
@@ -29,10 +22,10 @@ LARGEST = 20
 _COLUMNS = 2000
 _LETTERS = "F: forward pass, B: backward pass, W: gradients of weights, by microbatch"
 
-_Line = TypeVar("_Line", bound=VariableLine | Activation)
+_Line = TypeVar("_Line", bound=report.VariableLine | report.Activation)
 
 
-def sections(data: ReportData) -> list[Section]:
+def sections(data: report.ReportData) -> list[Section]:
     """Returns the sections of the report."""
     found = [Section("mesh", "The mesh", [*_mesh(data)])]
     if data.pipeline is not None:
@@ -66,7 +59,7 @@ def _chart(schedule: Schedule) -> Iterator[str]:
         yield f"stage {stage:<3} {row}{'...' if shown < schedule.ticks else ''}".rstrip()
 
 
-def _mesh(data: ReportData) -> Iterator[Part]:
+def _mesh(data: report.ReportData) -> Iterator[Part]:
     layout, splits = data.layout, data.splits()
     axes = [
         f"mesh axis {axis.name} of size {axis.size} {wording.splitting(splits[axis.name])}"
@@ -78,13 +71,15 @@ def _mesh(data: ReportData) -> Iterator[Part]:
     yield Cards([Card("", wording.processors(data), facts, render_svg(_mesh_as_tensor(layout)))])
 
 
-def _mesh_as_tensor(layout: Layout) -> SlicedTensor:
+def _mesh_as_tensor(layout: Layout) -> report.SlicedTensor:
     """Returns a tensor with one element per processor, as a drawing of the mesh."""
     rules = ";".join(f"{axis.name}:{axis.name}" for axis in layout.mesh_shape.dims)
-    return SlicedTensor("mesh", layout.mesh_shape, tf.int32, Layout(layout.mesh_shape, rules))
+    return report.SlicedTensor(
+        "mesh", layout.mesh_shape, tf.int32, Layout(layout.mesh_shape, rules)
+    )
 
 
-def _memory(data: ReportData) -> Iterator[Part]:
+def _memory(data: report.ReportData) -> Iterator[Part]:
     held = {PURPOSES[purpose]: n for purpose, n in data.memory.items() if n}
     rows = [(what, size(num_bytes)) for what, num_bytes in held.items()]
     yield Table(("what", "#per device"), rows, [*held.values()])
@@ -92,18 +87,18 @@ def _memory(data: ReportData) -> Iterator[Part]:
     yield Note(wording.ESTIMATE)
 
 
-def _variables(data: ReportData) -> list[Card]:
-    def facts(line: VariableLine) -> list[str]:
+def _variables(data: report.ReportData) -> list[Card]:
+    def facts(line: report.VariableLine) -> list[str]:
         uses = wording.collectives_of_variable(data, line.tensor.name)
         return [wording.precision(line), wording.slots(line), *uses]
 
     return _cards(data.variables, facts)
 
 
-def _activations(data: ReportData) -> list[Card]:
+def _activations(data: report.ReportData) -> list[Card]:
     """Returns the computed activations, largest slice first."""
 
-    def facts(activation: Activation) -> list[str]:
+    def facts(activation: report.Activation) -> list[str]:
         uses = wording.collectives_of_tensor(data, activation.tensor.name)
         return [wording.facts(activation), *uses]
 
@@ -129,12 +124,12 @@ def _cards(lines: Iterable[_Line], facts: Callable[[_Line], list[str]]) -> list[
     ]
 
 
-def _collectives(data: ReportData) -> Iterator[Part]:
+def _collectives(data: report.ReportData) -> Iterator[Part]:
     if not data.collectives:
         yield Facts(["none: no processor needs data of another"])
         return
 
-    def key(collective: CollectiveLine) -> tuple:
+    def key(collective: report.CollectiveLine) -> tuple:
         uses = tuple(map(_without_layer, collective.uses))
         return collective.bytes, collective.phase, collective.in_loop, collective.times, uses
 

@@ -2,13 +2,7 @@
 
 from collections.abc import Sequence
 
-from t2tp.layout_report.report import (
-    Activation,
-    CollectiveLine,
-    ReportData,
-    SlicedTensor,
-    VariableLine,
-)
+from t2tp.layout_report import report
 from t2tp.mesh.layer_names import LayerGroup, common_name
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import unnamed_dimensions
@@ -36,7 +30,7 @@ PUT_IN = (
 )
 
 
-def fitting(data: ReportData) -> str:
+def fitting(data: report.ReportData) -> str:
     """Names the devices with enough memory."""
     total = f"{size(data.needed)} in all, with {size(RESERVED)} for driver and libraries"
     room = [gb for gb in _DEVICE_GB if data.fits(gb * 2**30) == "yes"]
@@ -57,7 +51,7 @@ def pnums(numbers: Sequence[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
-def slice_of(tensor: SlicedTensor) -> str:
+def slice_of(tensor: report.SlicedTensor) -> str:
     """Describes a slice: `slice [6, 6] float32, 144 B per device, 2 copies`."""
     text = f"{list(tensor.slice_shape)} {tensor.dtype.name}, {size(tensor.slice_bytes)} per device"
     if tensor.layout.size == 1:
@@ -69,13 +63,13 @@ def slice_of(tensor: SlicedTensor) -> str:
     return f"slice {text}, {tensor.copies} copies of each"
 
 
-def precision(line: VariableLine) -> str:
+def precision(line: report.VariableLine) -> str:
     """Describes the dtype in which a variable is read, if it is not the variable's dtype."""
     dtype = line.activation_dtype
     return f"read as {dtype.name}" if dtype != line.tensor.dtype else ""
 
 
-def slots(line: VariableLine) -> str:
+def slots(line: report.VariableLine) -> str:
     """Describes a variable's optimizer slots, if there are any."""
     if not line.slots:
         return ""
@@ -85,7 +79,7 @@ def slots(line: VariableLine) -> str:
     return f"optimizer slots {', '.join(names)}: {text}"
 
 
-def facts(activation: Activation) -> str:
+def facts(activation: report.Activation) -> str:
     """Describes an activation's phase, operation and lifetime."""
     if activation.is_fed:
         return "fed"
@@ -97,12 +91,12 @@ def facts(activation: Activation) -> str:
     )
 
 
-def axes(collective: CollectiveLine) -> str:
+def axes(collective: report.CollectiveLine) -> str:
     """Formats the mesh axes of a collective: `data and model`."""
     return " and ".join(collective.axes)
 
 
-def collectives_of_variable(data: ReportData, variable: str) -> list[str]:
+def collectives_of_variable(data: report.ReportData, variable: str) -> list[str]:
     """Returns a sentence per collective that involves a variable."""
     return [
         f"{collective.kind} over {axes(collective)} of {_part_of(variable, collective, use)},"
@@ -111,7 +105,7 @@ def collectives_of_variable(data: ReportData, variable: str) -> list[str]:
     ]
 
 
-def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> str:
+def _part_of(variable: str, collective: report.CollectiveLine, use: CollectiveUse) -> str:
     """Describes a variable's role in a collective."""
     if use.gradient_of == variable:
         return "its gradient"
@@ -121,7 +115,7 @@ def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> s
     return f"a {collective.phase} matmul with it" + (f" and {others} more" if others else "")
 
 
-def collectives_of_tensor(data: ReportData, name: str) -> list[str]:
+def collectives_of_tensor(data: report.ReportData, name: str) -> list[str]:
     """Returns a sentence per collective that reduces a tensor or that its operation emits."""
     return [
         f"{collective.kind} over {axes(collective)}, {size(use.bytes)}{_over(use)}{_coalesced(use)}"
@@ -139,7 +133,7 @@ def _coalesced(use: CollectiveUse) -> str:
     return f", together with {use.together - 1} more" if use.together > 1 else ""
 
 
-def purpose(group: LayerGroup[CollectiveLine]) -> str:
+def purpose(group: LayerGroup[report.CollectiveLine]) -> str:
     """Describes the purpose of a group of collectives."""
     collective, use = group.first, group.first.uses[0]
     name = group.name.removesuffix(":0")
@@ -174,7 +168,7 @@ def _several(uses: Sequence[CollectiveUse]) -> str:
     return f"together: {', '.join(text)}" + (f"; summed over {over}" if over else "")
 
 
-def processors(data: ReportData) -> str:
+def processors(data: report.ReportData) -> str:
     """Describes the processors and their devices."""
     count, devices = data.layout.size, data.devices
     if not devices:
@@ -189,7 +183,7 @@ def splitting(dims: Sequence[str]) -> str:
     return f"splits {', '.join(dims)}" if dims else "splits nothing"
 
 
-def storage(data: ReportData) -> list[str]:
+def storage(data: report.ReportData) -> list[str]:
     """Returns a sentence about variables that are sharded at rest, if there are any."""
     if not data.layout.storage.stage:
         return []
@@ -205,7 +199,7 @@ def storage(data: ReportData) -> list[str]:
     return [text]
 
 
-def unnamed(data: ReportData) -> list[str]:
+def unnamed(data: report.ReportData) -> list[str]:
     """Returns a sentence about the variables' dimensions that no rule names, if there are any."""
     names = unnamed_dimensions(data.layout, [v.tensor.shape for v in data.variables])
     is_split = data.layout.size > 1 and names

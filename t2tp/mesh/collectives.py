@@ -15,17 +15,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from t2tp.mesh import collective_kinds
 from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.carriers import as_int64, carried, carrier_of, reduced_as
-from t2tp.mesh.collective_kinds import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    PERMUTE,
-    REDUCE_SCATTER,
-    CollectiveKind,
-)
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout_text import LayoutError
@@ -178,7 +170,7 @@ class Collectives:
         is_large = math.prod(x.shape.as_list()) >= _LARGE
         if self.on_gpus and x.dtype == tf.bfloat16 and merge_op == "Add" and is_large:
             return self._sum_in_parts(x, axes, sums)  # half the traffic of float32
-        self.record(ALL_REDUCE, axes, x, sums)
+        self.record(collective_kinds.ALL_REDUCE, axes, x, sums)
         return self._reduce(x, axes, merge_op)
 
     def sum(self, x: tf.Tensor, axes: Sequence[int], sums: Sequence[str] = ()) -> tf.Tensor:
@@ -244,7 +236,7 @@ class Collectives:
         axes = self._real_axes(axes)
         if carrier_of(x.dtype) != x.dtype:
             return carried(lambda c: self.gather(c, axes, names), x)
-        self.record(ALL_GATHER, sorted(axes), x, names)
+        self.record(collective_kinds.ALL_GATHER, sorted(axes), x, names)
         gathered = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], self._group(sorted(axes)))
         gathered = tf.ensure_shape(gathered, [self._size(axes), *x.shape])
         return self._in_order_of(axes, gathered)
@@ -259,7 +251,7 @@ class Collectives:
         if carrier_of(parts.dtype) != parts.dtype:
             return carried(lambda c: self.exchange(c, axes), parts)
         by_member = self._by_member(axes, parts)
-        self.record(ALL_TO_ALL, sorted(axes), parts)
+        self.record(collective_kinds.ALL_TO_ALL, sorted(axes), parts)
         return self._in_order_of(axes, self._send_parts(by_member, axes))
 
     def reduce_parts(
@@ -274,7 +266,7 @@ class Collectives:
         if parts.dtype.is_complex:
             return carried(lambda c: self.reduce_parts(c, axes, sums), parts)
         by_member = self._by_member(axes, parts)
-        self.record(REDUCE_SCATTER, sorted(axes), parts, sums)
+        self.record(collective_kinds.REDUCE_SCATTER, sorted(axes), parts, sums)
         if self._nccl and parts.dtype != tf.bfloat16:
             part = self._emit(
                 tf.raw_ops.CollectiveReduceScatterV2,
@@ -376,7 +368,9 @@ class Collectives:
             place = self._coordinate_of(pnum, axis)
             peer = receivers[place]
             by_pnum.append(None if peer is None else pnum - numbers[place] + numbers[peer])
-        log = functools.partial(self.record, PERMUTE, sorted(self._real_axes([axis])))
+        log = functools.partial(
+            self.record, collective_kinds.PERMUTE, sorted(self._real_axes([axis]))
+        )
         pair_key, instance_key = self._pair_key(), _instance_keys.take()
         return Wire(self._pnum, by_pnum, pair_key, instance_key, self._hint, log)
 
@@ -392,7 +386,7 @@ class Collectives:
         if carrier_of(x.dtype) != x.dtype:
             return carried(lambda c: self._broadcast(c, axis, source), x)
         parts = sorted(self._real_axes([axis]))
-        self.record(BROADCAST, parts, x)
+        self.record(collective_kinds.BROADCAST, parts, x)
         # tf.zeros_like would be a constant. `DoubleProgram`, which rewrites the graph to float64,
         # could not infer the dtype of this constant.
         zeros = tf.raw_ops.ZerosLike(x=x)
@@ -451,7 +445,7 @@ class Collectives:
         self, x: tf.Tensor, axis: int, place: tf.Tensor, partners: Sequence[int]
     ) -> tf.Tensor:
         """Exchanges `x` with a partner; `partners` has the partner of each member."""
-        self.record(PERMUTE, sorted(self._real_axes([axis])), x)
+        self.record(collective_kinds.PERMUTE, sorted(self._real_axes([axis])), x)
         partner = tf.gather(tf.constant(partners, tf.int32), place)
         numbers = tf.constant(self._numbers_along(axis), tf.int32)
         other = self._pnum + tf.gather(numbers, partner) - tf.gather(numbers, place)
@@ -525,7 +519,7 @@ class Collectives:
 
     def record(
         self,
-        kind: CollectiveKind,
+        kind: collective_kinds.CollectiveKind,
         axes: Sequence[int],
         x: tf.Tensor | tf.TensorSpec,
         sums: Sequence[str] = (),

@@ -17,17 +17,9 @@ from t2tp.layers.linear import dense, square_dense
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.metrics import positive_sums
-from t2tp.models import losses
+from t2tp.models import losses, model
 from t2tp.models.layer_factory import LayerFactory
 from t2tp.models.losses import with_metrics
-from t2tp.models.model import (
-    EXAMPLE_INDEX,
-    FeatureMismatchError,
-    LossOutput,
-    Model,
-    classes_of,
-    vocab_of,
-)
 from t2tp.models.transformer_losses import loss_options, predicted, weights_of, with_experts
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.random_by_row import random_by_row
@@ -41,7 +33,7 @@ _MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
 
 
 @registry.register_model
-class TransformerEncoder(Model):
+class TransformerEncoder(model.Model):
     """Bidirectional transformer: a text classifier or a masked language model.
 
     If the problem has `inputs`, the model classifies rows. Otherwise it is a masked language model
@@ -71,13 +63,13 @@ class TransformerEncoder(Model):
                 f"the problem has all {hparams.vocab_size} tokens of the model, so that no row is"
                 " left for a mask: set mask_token_id to the token that masks others"
             )
-        self._vocab = vocab_of(hparams, self._num_tokens + needs_row)
+        self._vocab = model.vocab_of(hparams, self._num_tokens + needs_row)
         self._embedding = self._factory.embedding(self._vocab, hparams.logits_bias)
         self._stack = self._factory.stack(hparams.num_hidden_layers, causal=False)
 
     def build_loss(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> LossOutput:
+    ) -> model.LossOutput:
         """Computes the mean negative log-likelihood of the classes or the masked tokens, in nats.
 
         A classifier requires these features:
@@ -126,13 +118,13 @@ class TransformerEncoder(Model):
         x, totals = self._hidden(mesh, features["inputs"], types, sequence, training)
         has_pooler = self.hparams.pooler
         row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
-        classes = classes_of(self.hparams, self.vocab_sizes["targets"])
+        classes = model.classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
             return dense(row, classes, is_head=True), totals
 
     def _loss_of_classes(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> LossOutput:
+    ) -> model.LossOutput:
         logits, totals = self._class_logits(mesh, features, training)
         targets, classes = features["targets"], logits.shape.dims[-1]
         weights = mtf.cast(features["weights"], tf.float32)
@@ -144,13 +136,13 @@ class TransformerEncoder(Model):
 
     def _loss_of_masked(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> LossOutput:
+    ) -> model.LossOutput:
         targets, segments = features["targets"], features["targets_segmentation"]
-        examples = None if training else features.get(EXAMPLE_INDEX)
+        examples = None if training else features.get(model.EXAMPLE_INDEX)
         if not training and examples is None:
-            raise FeatureMismatchError(
-                f"a masked language model is evaluated with a feature {EXAMPLE_INDEX}, integers"
-                " [batch], which selects the masked tokens of each row, and there is none: feed the"
+            raise model.FeatureMismatchError(
+                f"a masked language model is evaluated with a feature {model.EXAMPLE_INDEX},"
+                " integers [batch], which selects the masked tokens of each row, and there is none: feed the"
                 " index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)

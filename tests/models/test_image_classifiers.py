@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 
 from t2tp.mesh.layout import LayoutError
-from tests.models import reference_images
-from tests.models.small_images import (
-    assert_close,
-    float64_params,
-    loss_program,
-    make_batch,
-    make_hparams,
-)
+from tests.models import reference_images, small_images
 
 BLOCKS = {"filter_sizes": [8, 4, 8], "layer_sizes": [1, 2], "norm_groups": 2}
 # Name -> model, its set, changes of hparams, image size.
@@ -38,20 +31,20 @@ SPLIT = "batch:data;d_ff:model;heads:model;filters:model;height:rows;width:colum
 
 def make(name, **values):
     model, hparams_set, changes, size = MODELS[name]
-    hparams = make_hparams(hparams_set, **{**changes, **values})
+    hparams = small_images.make_hparams(hparams_set, **{**changes, **values})
     if "dropout" in hparams.values():
         hparams.set("dropout", values.get("dropout", 0.0))
     hparams.set("label_smoothing", values.get("label_smoothing", 0.0))
-    return model, hparams, make_batch(*size)
+    return model, hparams, small_images.make_batch(*size)
 
 
 @functools.cache
 def reference(name):
     model, hparams, batch = make(name)
-    program = loss_program(model, hparams, batch)
+    program = small_images.loss_program(model, hparams, batch)
     if model == "vit":
         return {n: x for n, x in program(batch).items() if n == "loss" or n.startswith("d_")}
-    params = float64_params(program)
+    params = small_images.float64_params(program)
     logits_of = {"mlp": reference_images.mlp, "mtf_resnet": reference_images.resnet}[model]
     return reference_images.loss_and_gradients(logits_of, params, batch, hparams)
 
@@ -73,22 +66,24 @@ CASES = [
 @pytest.mark.parametrize(("name", "mesh_shape"), CASES)
 def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(name, mesh_shape):
     model, hparams, batch = make(name)
-    values = loss_program(model, hparams, batch, mesh_shape, SPLIT)(batch)
+    values = small_images.loss_program(model, hparams, batch, mesh_shape, SPLIT)(batch)
     wanted = reference(name)
     assert {key for key in values if key.startswith("d_")} == wanted.keys() - {"loss"}
-    assert_close(values, wanted, 2e-5)
+    small_images.assert_close(values, wanted, 2e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp", "basic", "vit_mean"])
 def test_evaluation_counts_the_images_that_have_weight(name):
     model, hparams, batch = make(name)
-    values = loss_program(model, hparams, batch, "data:2;model:2", SPLIT, training=False)(batch)
+    values = small_images.loss_program(
+        model, hparams, batch, "data:2;model:2", SPLIT, training=False
+    )(batch)
     assert set(values) == {"loss", "nll", "tokens", "correct", "correct_top_5"}
     assert values["tokens"] == batch["weights"].sum()
     assert 0 <= values["correct"] <= values["correct_top_5"] <= values["tokens"]
     # Images without weight do not count, whatever their target.
     other = {**batch, "targets": np.where(batch["weights"] > 0, batch["targets"], 0)}
-    again = loss_program(model, hparams, batch, training=False)(other)
+    again = small_images.loss_program(model, hparams, batch, training=False)(other)
     for key in values:
         assert float(again[key]) == pytest.approx(float(values[key]), rel=1e-5)
 
@@ -98,8 +93,8 @@ def test_the_running_averages_move_in_training_and_serve_evaluation():
     """Trains on one batch until the averages are that batch's; evaluation then equals training."""
     model, hparams, batch = make("basic", norm_momentum=0.5)
     batch["weights"][:] = 1
-    training = loss_program(model, hparams, batch, "data:2;rows:2", SPLIT)
-    evaluation = loss_program(model, hparams, batch, training=False)
+    training = small_images.loss_program(model, hparams, batch, "data:2;rows:2", SPLIT)
+    evaluation = small_images.loss_program(model, hparams, batch, training=False)
     before = float(evaluation(batch)["loss"])
     losses = [float(training(batch)["loss"]) for _ in range(30)]
     assert losses[0] == pytest.approx(losses[-1], rel=1e-5)
@@ -116,21 +111,21 @@ def test_the_running_averages_move_in_training_and_serve_evaluation():
 def test_dropout_is_the_same_on_any_mesh_and_off_in_evaluation(name):
     losses = []
     for mesh_shape in ("", "data:2;model:2"):
-        program = loss_program(*make(name, dropout=0.3), mesh_shape, SPLIT)
+        program = small_images.loss_program(*make(name, dropout=0.3), mesh_shape, SPLIT)
         batch = make(name)[2]
         losses.append([float(program(batch, step=step)["loss"]) for step in range(2)])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][0] != losses[0][1]
     model, hparams, batch = make(name, dropout=0.3)
-    evaluated = loss_program(model, hparams, batch, training=False)(batch)["loss"]
+    evaluated = small_images.loss_program(model, hparams, batch, training=False)(batch)["loss"]
     assert float(evaluated) == pytest.approx(float(reference(name)["loss"]), rel=1e-5)
 
 
 def test_label_smoothing_is_in_the_loss_of_training_and_evaluation():
     model, hparams, batch = make("mlp", label_smoothing=0.1)
     plain = float(reference("mlp")["loss"])
-    trained = loss_program(model, hparams, batch)(batch)
-    evaluated = loss_program(model, hparams, batch, training=False)(batch)
+    trained = small_images.loss_program(model, hparams, batch)(batch)
+    evaluated = small_images.loss_program(model, hparams, batch, training=False)(batch)
     assert float(trained["loss"]) != pytest.approx(plain)
     assert float(evaluated["loss"]) == pytest.approx(float(trained["loss"]), rel=1e-5)
     assert float(evaluated["nll"] / evaluated["tokens"]) == pytest.approx(plain, rel=1e-5)
@@ -138,12 +133,14 @@ def test_label_smoothing_is_in_the_loss_of_training_and_evaluation():
 
 def test_seven_rows_are_not_split():
     """Each processor computes all of the last 7 rows, which the axis does not divide."""
-    hparams = make_hparams("mtf_resnet_50", layer_sizes=[1, 1, 1, 1], filter_sizes=[4] * 5)
-    batch = make_batch(224, 224, 3)
-    loss_program("mtf_resnet", hparams, batch, "rows:2;columns:2", training=False)
+    hparams = small_images.make_hparams(
+        "mtf_resnet_50", layer_sizes=[1, 1, 1, 1], filter_sizes=[4] * 5
+    )
+    batch = small_images.make_batch(224, 224, 3)
+    small_images.loss_program("mtf_resnet", hparams, batch, "rows:2;columns:2", training=False)
     hparams.num_partitioned_stages = 4
     with pytest.raises(LayoutError, match="does not divide dimension 'height' of size 7"):
-        loss_program("mtf_resnet", hparams, batch, "rows:2", training=False)
+        small_images.loss_program("mtf_resnet", hparams, batch, "rows:2", training=False)
 
 
 REFUSED = [
@@ -156,4 +153,4 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "values", "message"), REFUSED)
 def test_what_cannot_be_is_refused(name, values, message):
     with pytest.raises(ValueError, match=message):
-        loss_program(*make(name, **values))
+        small_images.loss_program(*make(name, **values))

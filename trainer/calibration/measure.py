@@ -28,13 +28,7 @@ from t2tp.step.kernels import own_kernels
 from t2tp.step.lowered import LoweredStep
 from t2tp.step.memory import RESERVED
 from t2tp.step.work import COMPUTE_BOUND, ELEMENTWISE, Work
-from t2tp.trainer.calibration.samples import (
-    GROUP,
-    SAMPLES,
-    CollectiveSample,
-    Sample,
-    many_variables,
-)
+from t2tp.trainer.calibration import samples
 
 # Bytes of memory that TensorFlow uses on a host before a program begins.
 _HOST_RESERVED = 500e6
@@ -80,10 +74,12 @@ class Measured:
     def run(self) -> Iterator[str]:
         """Measures; yields the name of each measurement after it."""
         self._empty = self._seconds(lambda mesh: mtf.get_variable(mesh, "x", ""), "")
-        for sample in SAMPLES:
+        for sample in samples.SAMPLES:
             self._measure(sample)
             yield sample.kind
-        self.host = (self._seconds(many_variables(_VARIABLES), "") - self._empty) / _VARIABLES
+        self.host = (
+            self._seconds(samples.many_variables(_VARIABLES), "") - self._empty
+        ) / _VARIABLES
         yield "host"
         self.latency, self.link = 1e-6, max(self.rates.values())
         if self.devices > 1:
@@ -96,7 +92,7 @@ class Measured:
             self.link = sharing * moved / max(many - few, many / 10)
         yield "collectives"
 
-    def _measure(self, sample: Sample) -> None:
+    def _measure(self, sample: samples.Sample) -> None:
         """Measures the rate of a kind of work, in a program that is long enough to be timed."""
         size = sample.gpu_size if self.is_gpu else sample.size
         few = self._seconds(lambda mesh: sample.build(mesh, size, 2), "")
@@ -121,11 +117,11 @@ class Measured:
 
     def _collective(self, numbers: int) -> float:
         """Returns the seconds of an all-reduce over all devices, in a chain of matmuls."""
-        mesh, count = f"{GROUP}:{self.devices}", 8
+        mesh, count = f"{samples.GROUP}:{self.devices}", 8
         shape = mtf.Shape([mtf.Dimension(_NUMBERS, numbers * self.devices)])
 
         def chain(kind: str) -> Build:
-            return lambda mesh: CollectiveSample(
+            return lambda mesh: samples.CollectiveSample(
                 mtf.get_variable(mesh, "x", shape), kind, count
             ).outputs[0]
 
@@ -135,7 +131,7 @@ class Measured:
 
     def _seconds(self, build: Build, mesh: str) -> float:
         """Returns the seconds of the shortest call of a program."""
-        layout = Layout(mesh, f"{_NUMBERS}:{GROUP}" if mesh else "")
+        layout = Layout(mesh, f"{_NUMBERS}:{samples.GROUP}" if mesh else "")
         devices = self._cluster if mesh else Cluster(self._cluster.devices[:1])
         step = _step(lambda mesh: mtf.reduce_sum(build(mesh)))
         program = Program(step, _FEATURES, layout=layout, cluster=devices)
@@ -191,7 +187,7 @@ def cores() -> int:
 
 def steps() -> int:
     """Returns the number of measurements of `Measured.run`."""
-    return len(SAMPLES) + 2
+    return len(samples.SAMPLES) + 2
 
 
 def _step(build: Build) -> Callable[..., dict[str, mtf.Tensor]]:
