@@ -89,8 +89,8 @@ class Marker:
         if digest != _digest(body):
             raise _damaged(
                 directory,
-                f"its file {NAME} has changed; copy it again from where it is intact, or use another"
-                " checkpoint.",
+                f"its file {NAME} has changed; copy it again from where it is intact, or use"
+                " another checkpoint.",
             )
         with errors.as_unusable(errors.checkpoint_in(directory)):
             return cls._of_fields(directory, parse_json(body, NAME, {"format": int}))

@@ -142,8 +142,8 @@ class TransformerEncoder(model.Model):
         if not training and examples is None:
             raise model.FeatureMismatchError(
                 f"a masked language model is evaluated with a feature {model.EXAMPLE_INDEX},"
-                " integers [batch], which selects the masked tokens of each row, and there is none: feed the"
-                " index of each row in the data that are evaluated on."
+                " integers [batch], which selects the masked tokens of each row, and there is none:"
+                " feed the index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)
         projection, totals = self._project(mesh, tokens, features, training)
