@@ -6,9 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 # The names of a process's namespaces contain its number, so that tests may run in parallel.
 _PREFIX = f"t2tp-{os.getpid()}-"
@@ -55,9 +53,7 @@ class Network:
         for name in (*map(_name, self._processes), _HUB):
             _ip("netns", "del", name)
 
-    def start(
-        self, host: int, command: Sequence[str], environment: Mapping[str, str], output: IO
-    ) -> subprocess.Popen:
+    def start(self, host, command, environment, output):
         """Starts a command on a host."""
         enter = ["ip", "netns", "exec", _name(host)]
         process = subprocess.Popen(

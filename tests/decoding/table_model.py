@@ -1,15 +1,13 @@
 """A model whose next token depends on two tokens, so that tests can try every sequence."""
 
 import itertools
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
-from t2tp.models.autoregressive import AutoregressiveModel, DecodeState
+from t2tp.models.autoregressive import AutoregressiveModel
 
 EOS = 1
 TOKENS, VOCAB = 5, 8  # Tokens 5 to 7 are padding of the vocabulary.
@@ -28,17 +26,13 @@ class TableModel(AutoregressiveModel):
     def build_loss(self, mesh, features, training):
         raise NotImplementedError
 
-    def build_prefill(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
-    ) -> DecodeState:
+    def build_prefill(self, mesh, features, length):
         """Stores the tokens by position."""
         prefix = mtf.rename_dimension(features["prefix"], "prefix_length", "length")
         missing = length.size - prefix.shape.dims[-1].size
         return {"history": mtf.pad(prefix, [0, missing], "length")}
 
-    def build_decode_step(
-        self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
-    ) -> tuple[mtf.Tensor, DecodeState]:
+    def build_decode_step(self, mesh, tokens, positions, state):
         history = state["history"]
         places = mtf.range(mesh, history.shape.dims[-1], tf.int32)
         is_last = mtf.equal(places, positions - 1)
@@ -56,9 +50,7 @@ class TableModel(AutoregressiveModel):
         return row, {"history": history}
 
 
-def log_prob(
-    tokens: Sequence[int], prefix: Sequence[int] = (), log_probs: np.ndarray = LOG_PROBS
-) -> float:
+def log_prob(tokens, prefix=(), log_probs=LOG_PROBS):
     """Returns the log-probability of tokens after a prefix."""
     total, history = 0.0, [0, 0, *prefix]
     for token in tokens:

@@ -62,9 +62,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _send(
-        self, status: int, headers: dict[str, str], body: bytes = b"", length: int | None = None
-    ) -> None:
+    def _send(self, status, headers, body=b"", length=None):
         self.send_response(status)
         all_headers = {**headers, "Content-Length": str(len(body) if length is None else length)}
         for name, value in all_headers.items():

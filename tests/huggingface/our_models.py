@@ -12,7 +12,7 @@ import t2tp.models
 from t2tp import mtf, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
-from t2tp.decoding import DecodeOptions, Decoder, Hypothesis, Request
+from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.decoding.decode import decode
 from t2tp.huggingface.model_directory import ModelDirectory
 from t2tp.huggingface.safetensors_file import TensorInfo, read_header
@@ -131,9 +131,7 @@ def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dic
     return _program(name, mesh, step, fed)(fed)
 
 
-def generated(
-    name: str, mesh: str, rows: list[list[int]], length: int, fed: Features | None = None
-) -> list[Hypothesis]:
+def generated(name, mesh, rows, length, fed=None):
     """Returns the most probable continuations of prompts, or the outputs for inputs."""
     options = DecodeOptions.parse("beam_size=1,eos_id=-1")
     made, layout = model_of(name), t2tp.Layout(*MESHES[mesh])

@@ -12,7 +12,7 @@ import sys
 import types
 import unittest
 import unittest.mock
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -136,9 +136,7 @@ class _AskedFor:
 class _Lowering:
     """The methods of a lowering that tests call."""
 
-    def __init__(
-        self, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, _AskedFor], mesh_shape: str | None
-    ) -> None:
+    def __init__(self, graph, mesh_to_impl, mesh_shape):
         ((mesh, asked_for),) = mesh_to_impl.items()
         self._built = (graph, mesh)
         if mesh_shape is None:

@@ -194,9 +194,7 @@ def drawn_layout(recipe: Recipe, mesh_shape: str, data: st.DataObject) -> str:
     return layouts.rules_that_work(graph, mesh_shape, candidates)
 
 
-def assert_same(
-    values: dict[str, np.ndarray], reference: dict[str, np.ndarray], layout: str
-) -> None:
+def assert_same(values, reference, layout):
     assert set(values) == set(reference)
     for name, wanted in reference.items():
         scale = max(1.0, np.abs(wanted).max())

@@ -1,7 +1,5 @@
 """Finds layouts that work for a graph."""
 
-from collections.abc import Iterable
-
 from t2tp import mtf
 from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.operation import check_operation
@@ -21,9 +19,7 @@ def axis_names(mesh_shape: str) -> list[str]:
     return [*names, *(f"{a}+{b}" for a in names for b in names if a != b)]
 
 
-def rules_that_work(
-    graph: mtf.Graph, mesh_shape: str, candidates: Iterable[tuple[str, str]]
-) -> str:
+def rules_that_work(graph, mesh_shape, candidates):
     """Returns layout rules: each (dimension, axis) candidate that the rules so far allow."""
     rules: list[str] = []
     for dim, axis in candidates:

@@ -1,10 +1,6 @@
 """A small text or image model of any family, and its batch."""
 
-import numpy as np
-
-import t2tp
 from t2tp import registry
-from t2tp.models.model import Model
 from tests.models import small_image_transformer, small_images
 from tests.models.small_transformers import BERTS, FAMILIES
 
@@ -13,9 +9,7 @@ IMAGE_SETS = {"mlp": "mlp_tiny", "vit": "vit_tiny", "resnet": "mtf_resnet_digits
 EVERY = [*TRANSFORMERS, *IMAGE_SETS, "images"]
 
 
-def small_model(
-    family: str, **changes: object
-) -> tuple[Model, dict[str, np.ndarray], dict[str, t2tp.Feature]]:
+def small_model(family, **changes):
     """Returns a model with changed hparams, a batch, and the batch's features."""
     if family in TRANSFORMERS:
         known = TRANSFORMERS[family]

@@ -1,7 +1,6 @@
 """A small image transformer, and its reference in plain TensorFlow, in float64 on one device."""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -51,9 +50,7 @@ def visible(attention_type: str) -> np.ndarray:
     return visible_blocks([SHAPE[0], SHAPE[1] * SHAPE[2]], [2, 4])
 
 
-def reference_logits(
-    params: Mapping[str, tf.Tensor], targets: np.ndarray, attention_type: str
-) -> tf.Tensor:
+def reference_logits(params, targets, attention_type):
     """Returns float64 logits [batch, length, vocab]."""
     before = np.pad(targets.reshape(-1, LENGTH)[:, :-1], [[0, 0], [1, 0]])
     positions = params["row_positions"][:, None] + params["column_positions"][None]

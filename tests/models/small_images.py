@@ -70,9 +70,7 @@ def float64_params(program: t2tp.Program) -> dict[str, tf.Tensor]:
     }
 
 
-def assert_close(
-    values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], tolerance: float
-) -> None:
+def assert_close(values, wanted, tolerance):
     """Checks differences relative to each tensor's largest element.
 
     Tensors of small elements are compared relative to 1/1000 of the largest element of all tensors,

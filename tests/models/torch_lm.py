@@ -1,6 +1,6 @@
 """`transformer_lm_base` in PyTorch: the model, and its training."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -40,9 +40,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def trained(
-    values: Mapping[str, np.ndarray], batches: Iterable[tuple[np.ndarray, float]], optimizer: str
-) -> tuple[list[float], dict[str, np.ndarray]]:
+def trained(values, batches, optimizer):
     """Trains with AdamW or Muon, with clipping; Muon trains matrices at a fifth of the rate.
 
     Args:

@@ -50,9 +50,7 @@ def with_gradients(
     return {name: np.asarray(outputs[name], np.float64) for name in outputs}
 
 
-def in_float64(
-    op: Callable[..., tf.Tensor], inputs: Inputs, dtype: tf.DType = tf.float32
-) -> dict[str, np.ndarray]:
+def in_float64(op, inputs, dtype=tf.float32):
     """Returns `y` and the gradients for an operation on TensorFlow's tensors, in float64.
 
     The inputs are rounded to `dtype` first.
@@ -68,9 +66,7 @@ def in_float64(
     return {name: tf.convert_to_tensor(value).numpy() for name, value in values.items()}
 
 
-def assert_close(
-    ours: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], tolerance: float
-) -> None:
+def assert_close(ours, wanted, tolerance):
     """Checks that differences are at most `tolerance` of each tensor's largest element.
 
     Rounding to float32 changes a number by up to 6e-8 of its value, rounding to bfloat16 by 2**-8.

@@ -1,7 +1,5 @@
 """A small regression, trained by our optimizers on a mesh and by Keras's on one device."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import tensorflow as tf
 
@@ -64,9 +62,7 @@ def train(hparams, mesh_shape, layout=LAYOUT, dtype=tf.float32, xla=None):
     return {"loss": np.array(losses)} | {name: program.variables[name].numpy() for name in SHAPES}
 
 
-def train_with_keras(
-    optimizer: tf.keras.optimizers.Optimizer, undecayed: Sequence[str]
-) -> dict[str, np.ndarray]:
+def train_with_keras(optimizer, undecayed):
     """Trains as `train` does, with a Keras optimizer that does not decay `undecayed`."""
     variables = {
         name: tf.Variable(initial_value(mtf.Shape(dims).to_integer_list), name=name)

@@ -18,9 +18,7 @@ from tests.models.small_lm import one_document_a_row
 from tests.peak_memory import peak_bytes
 
 
-def measured(
-    rows: int, length: int, vocab_size: int, hparams_text: str, layout: Layout | None = None
-) -> tuple[int, t2tp.Program]:
+def measured(rows, length, vocab_size, hparams_text, layout=None):
     """Returns the bytes of a step on rows of random tokens, and the step's program."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(f"d_model=64,d_ff=256,d_kv=16,optimizer=sgd,{hparams_text}")

@@ -4,12 +4,10 @@ import functools
 
 import numpy as np
 
-import t2tp
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import Pipeline
 from t2tp.mesh.storage import Storage
-from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.program.program import Program
 from tests.layout_check.double_program import values_of
@@ -21,9 +19,7 @@ DROPOUT = {"layer_prepostprocess_dropout": 0.2, "attention_dropout": 0.2, "relu_
 SIZES = {"num_hidden_layers": 4, "d_model": 8, "d_ff": 16, "d_kv": 2}
 
 
-def example(
-    family: str, changes: dict[str, object]
-) -> tuple[Model, dict[str, np.ndarray], dict[str, t2tp.Feature]]:
+def example(family, changes):
     """Returns a model of a family with dropout, a batch, and its features.
 
     With `teacher_layers`, the model has a teacher of another width and depth.
@@ -43,9 +39,7 @@ def example(
     return model, {**batch, "weights": np.linspace(0, 1, 8, dtype=np.float32)}, features
 
 
-def program(
-    family: str, layout: Layout, microbatches: int, kind=DoubleProgram, **changes: object
-) -> Program:
+def program(family, layout, microbatches, kind=DoubleProgram, **changes):
     """Returns the program of a family's training step."""
     model, _, features = example(family, {**DESCENT, "microbatches": microbatches, **changes})
 
@@ -91,9 +85,7 @@ def with_and_without_stages(
     return found, unpipelined(family, **changes)
 
 
-def assert_equal(
-    found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float = 1e-12
-) -> None:
+def assert_equal(found, wanted, tolerance=1e-12):
     """Checks errors relative to each array's largest element, or to 1e-3 if that is larger."""
     assert set(found) == set(wanted)
     errors = {

@@ -45,9 +45,7 @@ def allocated(plan: Plan) -> float:
     return (plan.memory_total - uncounted) / 2**30
 
 
-def llama_plan(
-    name: str, ways: int, stages: int, microbatches: int, milliseconds: float, gib: float
-) -> tuple[Plan, float, float]:
+def llama_plan(name, ways, stages, microbatches, milliseconds, gib):
     """Returns the plan of a step on 8 B200, its published seconds, and its published GiB."""
     data, hparams = 8 // ways // stages, registry.hparams("llama_70b")
     mesh = {"stage": stages, "data": data, "model": ways}

@@ -1,13 +1,10 @@
 """A regression small enough for tests of the trainer: y = x w, learned by gradient descent."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.building.mesh import Mesh
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys
@@ -15,9 +12,7 @@ from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys
 BATCH, D_IN, D_OUT = 8, 6, 4
 
 
-def model_fn(
-    mesh: Mesh, features: Mapping[str, mtf.Tensor], mode: ModeKeys, hparams: Mapping[str, float]
-) -> EstimatorSpec:
+def model_fn(mesh, features, mode, hparams):
     """Computes the mean squared error of x w, where w is [d_in, d_out]."""
     x = features["x"]
     d_in, d_out = mtf.Dimension("d_in", D_IN), mtf.Dimension("d_out", hparams.get("d_out", D_OUT))

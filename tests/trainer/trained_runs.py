@@ -28,9 +28,7 @@ class Run:
         """Runs `t2tp_decoder` on the run with flags by name, and returns the exit code."""
         return call("t2tp_decoder", *self.flags(**flags))
 
-    def decoded(
-        self, directory: Path, lines: list[str], options: str, **flags: object
-    ) -> list[str]:
+    def decoded(self, directory, lines, options, **flags):
         """Decodes lines by `t2tp_decoder`, through files in `directory`; returns the results."""
         source, result = directory / "sources.txt", directory / "decoded.txt"
         source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -136,9 +136,7 @@ def converted(tmp_path_factory):
     return made
 
 
-def train(
-    tmp_path, name: str, warm, texts: str, options: str, hparams: str, *flags: str, processes=1
-):
+def train(tmp_path, name, warm, texts, options, hparams, *flags, processes=1):
     """Trains a step that changes no weight; returns the exit code, the run and its vocabulary."""
     file, data, run = (tmp_path / f"{name}{end}" for end in (".txt", ".data", ""))
     file.write_text(f"{texts}\n" * 40)
