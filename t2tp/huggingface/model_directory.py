@@ -53,7 +53,9 @@ class ModelDirectory:
 
     def hparams(self) -> HParams:
         """Returns the hparams of the model, or raises ConversionError."""
-        found = {HAS_LOGITS: self._has_logits(), MASK_TOKEN: _mask_token(self.path)}
+        ids = token_ids(self.path / TOKENIZER_FILE)
+        mask = ids.get(read_special_tokens(self.path).mask or "")
+        found = {HAS_LOGITS: self._has_logits(), MASK_TOKEN: mask}
         return self.model_type.hparams({**self.config, **found, **_image_channels(self.path)})
 
     def variables(self, hparams: HParams) -> list[Variable]:
@@ -194,11 +196,6 @@ def _read_json(path: Path, schema: Schema) -> Any:
         raise ConversionError(
             f"{path.parent} has no {path.name}: is it a model's directory?"
         ) from None
-
-
-def _mask_token(path: Path) -> int | None:
-    """Returns the mask token; None if the directory has none."""
-    return token_ids(path / TOKENIZER_FILE).get(read_special_tokens(path).mask or "")
 
 
 def _image_channels(path: Path) -> dict[str, list[float]]:

@@ -69,11 +69,6 @@ class Storage:
     prefetch: int = 1
 
 
-def sharded_at_rest(dim: upstream.Dimension, axes: Sequence[str]) -> upstream.Dimension:
-    """Returns the dimension that replaces `dim` at rest if mesh axes shard it."""
-    return upstream.Dimension(f"{dim.name}{_AT_REST}{JOIN.join(axes)}", dim.size)
-
-
 def name_in_use(dim_name: str) -> str:
     """Returns the name of a dimension in use, without the axes that shard it at rest."""
     return dim_name.partition(_AT_REST)[0]
@@ -178,19 +173,16 @@ class ShapesAtRest:
         )
 
     def _free_zero_axes(self, shape: upstream.Shape) -> list[str]:
-        """Returns the axes to shard a variable over: axes that do not split it in use."""
+        """Returns the axes to shard a variable over without rules: those unused by its dims."""
         taken = {axis.name for dim in shape.dims for axis in self._layout.axes_of(dim.name)}
-        return [axis for axis in self._zero_axes() if axis not in taken]
+        axes = self._axes or [axis.name for axis in self._layout.axes_of("batch")]
+        return [axis for axis in self._real(axes) if axis not in taken]
 
     def _count(self, axes: Iterable[str]) -> int:
         return math.prod(self._layout.mesh_shape.get_dim_by_name(axis).size for axis in axes)
 
     def _slice_of(self, dim: upstream.Dimension) -> int:
         return self._layout.slice_size(upstream.Shape([dim]))[0]
-
-    def _zero_axes(self) -> list[str]:
-        """Returns the axes over which variables are sharded at rest without storage rules."""
-        return self._real(self._axes or [axis.name for axis in self._layout.axes_of("batch")])
 
     def _real(self, axes: Iterable[str]) -> list[str]:
         """Returns the axes that the mesh has, with more than one processor."""
@@ -202,4 +194,5 @@ def _with(shape: upstream.Shape, dim: upstream.Dimension, axes: Sequence[str]) -
     """Returns `shape` with `dim` sharded over `axes`; without axes, `shape` itself."""
     if not axes:
         return shape
-    return upstream.Shape([sharded_at_rest(d, axes) if d == dim else d for d in shape.dims])
+    at_rest = upstream.Dimension(f"{dim.name}{_AT_REST}{JOIN.join(axes)}", dim.size)
+    return upstream.Shape([at_rest if d == dim else d for d in shape.dims])

@@ -127,7 +127,9 @@ class GatherOperation(Operation):
         if self._is_checked:
             # A row that no processor has must not give a plausible value, even after the
             # all-reduce.
-            absent = tf.where(rows.is_valid, zero, _not_a_number(weights.dtype))
+            dtype = weights.dtype
+            invalid = tf.constant(dtype.min if dtype.is_integer else math.nan, dtype)
+            absent = tf.where(rows.is_valid, zero, invalid)
             with tf.control_dependencies([_check_in_range(rows, weights, self._dim)]):
                 value = rows.pick(lowering.slice(weights), absent)
         else:
@@ -180,8 +182,3 @@ def _check_in_range(
             tf.reduce_max(rows.ids),
         ],
     )
-
-
-def _not_a_number(dtype: tf.DType) -> tf.Tensor:
-    """Returns a value that marks invalid rows: NaN, or the smallest integer."""
-    return tf.constant(dtype.min if dtype.is_integer else math.nan, dtype)

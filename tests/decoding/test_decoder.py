@@ -1,11 +1,14 @@
-"""The decoder decodes lists of rows: batches, lengths, limits, ends."""
+"""The decoder decodes lists of rows (batches, lengths, ends) by programs of few lengths."""
+
+import itertools
+import random
 
 import numpy as np
 import pytest
 
 import t2tp
 from t2tp.decoding import DecodeOptions, Decoder, Request, decode
-from t2tp.decoding.decoder import round_up
+from t2tp.decoding.decoder import ProgramShapes, round_up
 from t2tp.decoding.prompt_batch import row_features, row_keys
 from t2tp.hparam import HParams
 from tests.decoding.table_model import EOS, LOGITS, TableModel
@@ -77,3 +80,36 @@ def test_lengths_are_few_and_not_much_too_long():
 def test_keys_of_rows_differ():
     keys = [row_keys(seed, np.arange(1000)) for seed in range(3)]
     assert len(set(np.concatenate(keys).tolist())) == 3000
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_choice_of_lengths_costs_less(seed):
+    draw = random.Random(seed)
+    traced = {(each,) for each in (8, 16, 64) if draw.random() < 0.3}
+    lengths = [(draw.choice([8, 16, 32, 64]),) for _ in range(draw.randint(1, 12))]
+    shapes = ProgramShapes(rows=4, tracing_tokens=500)
+    shapes._traced = set(traced)
+
+    def cost(padded: dict[tuple, tuple]) -> int:
+        programs = {padded[each] for each in lengths} - traced
+        return 4 * sum(sum(padded[each]) for each in lengths) + 500 * len(programs)
+
+    sizes = sorted(set(lengths))
+    choices = [
+        dict(zip(sizes, chosen, strict=True))
+        for chosen in itertools.product({*sizes, *traced}, repeat=len(sizes))
+        if all(long >= short for long, short in zip(chosen, sizes, strict=True))
+    ]
+    assert cost(shapes._padded(lengths)) == min(map(cost, choices))
+
+
+def test_pairs_of_lengths_share_a_program_that_is_long_enough_for_each():
+    shapes = ProgramShapes(rows=1, tracing_tokens=500)
+    assert set(shapes._padded([(8, 48), (16, 32), (900, 950)]).values()) == {(16, 48), (900, 950)}
+    assert shapes._padded([(12, 40)]) == {(12, 40): (16, 48)}
+    assert shapes._padded([(20, 40)] * 2) == {(20, 40): (20, 40)}
+    assert shapes._padded([(12, 40)]) == {(12, 40): (20, 40)}
+    assert ProgramShapes(1, 0)._padded([(8, 48), (16, 32)]) == {
+        (8, 48): (8, 48),
+        (16, 32): (16, 32),
+    }

@@ -1,6 +1,12 @@
+"""Options of decoding, and when XLA compiles it."""
+
+import math
+
 import pytest
 
 from t2tp.decoding import DecodeOptions
+from t2tp.decoding.options import should_compile
+from t2tp.mesh.layout import Layout
 
 
 def test_text_is_read():
@@ -50,3 +56,21 @@ def test_what_cannot_be_meant_is_refused(text, said):
     with pytest.raises(ValueError, match=said) as error:
         DecodeOptions.parse(text)
     assert str(error.value).startswith("decode_hparams: ")
+
+
+BATCH_SIZE = 2
+
+
+COMPILED = [
+    ("", 16, 1_000_000, True),
+    ("", 15, 1_000_000, False),
+    ("", math.inf, 1_000_000, True),
+    ("", 16, 124_000_000, False),  # matmuls dominate
+    ("data:2;model:2", 64, 1_000_000, False),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "num_prompts", "num_weights", "expected"), COMPILED)
+def test_much_is_decoded_compiled(mesh_shape, num_prompts, num_weights, expected):
+    layout = Layout(mesh_shape, "batch:data;heads:model")
+    assert should_compile(layout, num_prompts, BATCH_SIZE, num_weights) == expected

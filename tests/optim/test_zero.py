@@ -4,6 +4,7 @@ Programs are in float64, so that rounding hides no error.
 """
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import pytest
 import t2tp
 from tests.layout_check.double_program import values_of
 from tests.models.small_transformers import FAMILIES
+from tests.optim.sharded_layers import LAYER_BYTES, MATRIX_BYTES
 from tests.optim.sharded_programs import make
+from tests.warm_processes import printed, tf_configs
 
 
 def run(program, family, steps):
@@ -159,3 +162,32 @@ def test_a_weight_of_two_uses_is_reduced_once():
         for tied in (True, False)
     )
     assert tied[1] == untied[1] - 30 * 16 * 4
+
+
+PROCESSES, LAYERS = 2, 12
+# Memory besides layers: one matrix's gradient before and after its reduce-scatter, activations, and
+# allocations of Python and TensorFlow.
+ELSE = 2 * MATRIX_BYTES + 5_000_000
+
+
+@pytest.mark.ci_only
+@pytest.mark.slow
+def test_a_step_needs_the_layers_that_it_computes(tmp_path):
+    """A layer needs its weights, and its gradients until they are reduce-scattered."""
+    changes = ["clip_grad_norm=0", "clip_grad_norm=0,zero_prefetch=0", "clip_grad_norm=1"]
+    arguments = [[str(PROCESSES), str(LAYERS), str(tmp_path / "run"), *changes]] * PROCESSES
+    target = "tests.optim.sharded_layers:main"
+    found = printed(target, arguments, tf_configs(PROCESSES), tmp_path / "printed", seconds=400)
+    for ahead, in_turn, clipped in map(json.loads, found):
+        for each in (ahead, in_turn, clipped):
+            *losses, after, again = each["losses"]
+            assert after < losses[-1] < losses[0]
+            assert again == after  # the checkpoint was restored before this step
+            assert max(each["initial values"], each["save"], each["restore"]) < LAYER_BYTES + ELSE
+        assert ahead["step"] < 2 * 2 * LAYER_BYTES + ELSE
+        # A layer's weights and gradients, and the gradients of the next layer, which may not be
+        # reduced yet.
+        assert in_turn["step"] < 3 * LAYER_BYTES + ELSE
+        # The norm needs the gradients of all layers; each process stores its part of them.
+        parts = LAYERS * LAYER_BYTES / PROCESSES
+        assert clipped["step"] < 2 * 2 * LAYER_BYTES + parts + ELSE

@@ -10,6 +10,8 @@ from t2tp import registry
 from t2tp.pipeline.schedule import Action, Schedule, ScheduleError, TickWork
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.slots import assign_slots
+from tests.pipeline.pipeline_memory import MICROBATCHES, STAGES
+from tests.warm_processes import printed
 
 PIPELINE_SCHEDULES = registry.list_pipeline_schedules()
 SIZES = st.tuples(st.integers(2, 6), st.integers(1, 12), st.integers(1, 3))
@@ -129,3 +131,19 @@ def test_unknown_schedules_come_with_the_nearest():
         make_schedule("zero-bubble", 2, 4)
     with pytest.raises(ScheduleError, match="cannot be read"):
         make_schedule("nothing_here.csv", 2, 4)
+
+
+@pytest.mark.slow
+def test_activations_are_alive_as_long_as_the_tables_say(tmp_path):
+    names = ["gpipe", "1f1b"]
+    lines = printed(
+        "tests.pipeline.pipeline_memory:main",
+        [[name] for name in names],
+        [{}, {}],
+        tmp_path / "said",
+    )
+    (all_first, kept), (one_by_one, _) = (map(int, line.split()) for line in lines)
+    alive = [sum(make_schedule(name, STAGES, MICROBATCHES).alive()) for name in names]
+    assert alive == [STAGES * MICROBATCHES, 4 + 3 + 2 + 1]
+    # All other memory of a step is the same with both schedules.
+    assert all_first - one_by_one == pytest.approx((alive[0] - alive[1]) * kept, rel=0.25)

@@ -12,8 +12,10 @@ import pytest
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint
 from t2tp.program.program import Program
+from t2tp.trainer.loops import prefetched
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from tests.checkpoint.samples import values_in
+from tests.patience import PATIENCE
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, Note, estimator, losses, step_directory
 from tests.warm_processes import WarmProcess
@@ -101,3 +103,31 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
     assert kills, f"seed {seed}"
     assert start("killed", "-1", "0") == 0
     assert_same_values(tmp_path / "straight", tmp_path / "killed", KILLED_STEPS)
+
+
+def test_it_works_ahead_but_only_so_far():
+    made, third = [], threading.Event()
+
+    def make(step: int) -> int:
+        made.append(step)
+        if step == 2:
+            third.set()
+        return step
+
+    with prefetched(make, range(100), ahead=3) as inputs:
+        assert third.wait(PATIENCE)
+        assert next(inputs) == 0
+    assert made in ([0, 1, 2], [0, 1, 2, 3])
+    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
+
+
+def test_an_exception_is_raised_at_its_step_with_its_own_message():
+    def make(step: int) -> int:
+        if step == 3:
+            raise OSError("shard 7 is gone")
+        return step
+
+    seen = []
+    with pytest.raises(OSError, match="shard 7 is gone"), prefetched(make, range(9)) as made:
+        seen.extend(made)
+    assert seen == [0, 1, 2]

@@ -27,7 +27,7 @@ from t2tp.program.program import Program
 from t2tp.step.kernels import own_kernels
 from t2tp.step.lowered import LoweredStep
 from t2tp.step.memory import RESERVED
-from t2tp.step.work import COMPUTE_BOUND, ELEMENTWISE, Work
+from t2tp.step.work import COMPUTE_BOUND, ELEMENTWISE
 from t2tp.trainer.calibration import samples
 
 # Bytes of memory that TensorFlow uses on a host before a program begins.
@@ -104,16 +104,13 @@ class Measured:
         for work, number in LoweredStep.from_program(program, software=self._kernels).work.items():
             if work.kind == sample.kind:
                 own += number * work.times * (work.flops or work.num_bytes)
-            elif work.kind in self.rates:
-                others += number * work.times * self._seconds_of(work)
+            elif rate := self.rates.get(work.kind):
+                others += number * work.times * (work.flops or work.num_bytes) / rate
         self.rates[sample.kind] = own / max(seconds - others, seconds / 10)
         if sample.kind == ELEMENTWISE and not self.is_gpu:
             # Operations on few elements take the time of their launch.
             tiny = self._seconds(lambda mesh: sample.build(mesh, 1, _MOST_OPERATIONS), "")
             self.launch = max(0.0, tiny - self._empty) / (6 * _MOST_OPERATIONS)
-
-    def _seconds_of(self, work: Work) -> float:
-        return (work.flops or work.num_bytes) / self.rates[work.kind]
 
     def _collective(self, numbers: int) -> float:
         """Returns the seconds of an all-reduce over all devices, in a chain of matmuls."""

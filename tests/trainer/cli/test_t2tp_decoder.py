@@ -83,7 +83,7 @@ def test_samples_are_the_same_on_any_mesh_compiled_or_not(texts, tmp_path):
 
 
 def test_how_much_there_is_to_decode_decides_about_xla(pairs, tmp_path, monkeypatch):
-    """See tests/decoding/test_compilation.py."""
+    """See tests/decoding/test_options.py."""
     calls = []
 
     def should_compile(*values):

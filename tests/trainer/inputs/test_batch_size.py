@@ -1,4 +1,4 @@
-"""Batch sizes in sequences and in tokens, of the batch and of a replica."""
+"""Batch sizes in sequences and in tokens; runs that are resumed with other ones."""
 
 import pytest
 
@@ -6,9 +6,11 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams.base import base_hparams
 from t2tp.mesh.layout import Layout
+from t2tp.problems.data.batch_stream import ShuffledStream
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from tests.trainer.conftest import PROBLEM
+from tests.trainer.tiny_experiment import experiment
 
 ONE_REPLICA = ("layout=heads:model", "mesh_shape=model:2", "mesh_shape=")
 
@@ -60,3 +62,35 @@ def test_batches_have_the_size_that_is_said(data_dir):
     assert training_inputs(problem, data_dir, said, layout, seed=1).batch_size == 16
     inputs = evaluation_inputs(problem, data_dir, said, layout, "test")
     assert inputs.features["targets"].shape.to_integer_list == [16, 64]
+
+
+PER_REPLICA = "sequences_per_replica"
+# For each run: the changes of hparams and the last step of each of its trainings.
+RUNS = [
+    [("batch_size=8", 3), ("batch_size=4", 5), ("batch_size=4", 6), ("batch_size=12", 8)],
+    [
+        ("batch_size=8,microbatches=2", 2),
+        ("batch_size=4,mesh_shape=data:2;model:2,layout=batch:data;d_ff:model", 5),
+        (f"batch_size=2,batch_size_unit={PER_REPLICA},mesh_shape=data:4,layout=batch:data", 7),
+    ],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("legs", RUNS, ids=["batch sizes", "meshes"])
+def test_a_resumed_run_reads_its_rows_in_order(tmp_path, data_dir, monkeypatch, legs):
+    read: dict[int, list[int]] = {}  # step -> its examples
+    at = ShuffledStream.__getitem__
+
+    def noted(stream, step):
+        batch = at(stream, step)
+        read[step] = batch.examples.tolist()
+        return batch
+
+    monkeypatch.setattr(ShuffledStream, "__getitem__", noted)
+    for changes, steps in legs:
+        run = experiment(tmp_path, data_dir, changes, train_steps=steps)
+        run.train()
+    rows = [n for step in sorted(read) if step < legs[-1][1] for n in read[step]]
+    reference = run.spec.problem.stream(data_dir, "train", batch_size=1, length=32, seed=0)
+    assert rows == [at(reference, n).examples[0] for n in range(len(rows))]

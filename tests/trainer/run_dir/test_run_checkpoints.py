@@ -1,4 +1,4 @@
-"""The checkpoint from which a run resumes."""
+"""The checkpoint from which a run resumes, or that a user names."""
 
 import shutil
 from pathlib import Path
@@ -9,6 +9,7 @@ from t2tp.checkpoint import UnusableCheckpointError, all_steps
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.run_dir.find_checkpoint import find
 from t2tp.trainer.run_dir.run_lock import RunLockedError
 from tests.files import flip
 from tests.trainer import toy
@@ -85,3 +86,20 @@ def test_what_another_process_has_trained_meanwhile_is_not_overwritten(run, tmp_
     (tmp_path / "meanwhile").rename(step_directory(run, 8))
     with pytest.raises(RunLockedError, match="latest checkpoint is of step 8, and .* at step 4"):
         late.train(toy.inputs(), 8)
+
+
+NAMES = ["", "checkpoints", "checkpoints/step-00000010", "checkpoints/step-00000010/variables"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_is_found_by_any_of_its_names(trained_run, name):
+    assert find(str(trained_run / name)).step == 10
+
+
+def test_where_no_checkpoint_is_found_the_path_is_named(tmp_path):
+    (tmp_path / "empty/checkpoints").mkdir(parents=True)
+    for path, what in {"none": "does not exist", "empty": "holds no finished checkpoint"}.items():
+        with pytest.raises(FileNotFoundError, match=f"{path} {what}"):
+            find(str(tmp_path / path))
+    with pytest.raises(UnusableCheckpointError, match="is not a checkpoint"):
+        find(str(tmp_path))

@@ -1,13 +1,20 @@
-"""Lines of JSON for programs that watch a run."""
+"""Lines and a heartbeat for programs that watch a run."""
 
 import json
 import math
+import os
+import socket
+import time
 
 import pytest
 
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hooks.heartbeat import BEAT_SECONDS, Heartbeat
+from t2tp.trainer.hooks.hook import Hook
 from t2tp.trainer.hooks.json_log import JsonLog
+from tests.trainer import toy
 from tests.trainer.hooks.events import read_log as lines
+from tests.trainer.toy_estimator import estimator
 
 
 def test_each_event_is_a_line_with_its_time(tmp_path):
@@ -67,3 +74,42 @@ def test_an_open_file_that_is_cut_back_is_written_on(tmp_path):
         ("checkpoint", 5),  # The process was killed before it wrote this line.
         ("began", 5),
     ]
+
+
+def read(directory):
+    return json.loads((directory / "heartbeat.json").read_text("utf-8"))
+
+
+def test_it_beats_only_every_few_seconds(tmp_path):
+    now = [0.0]
+    heartbeat = Heartbeat(str(tmp_path), clock=lambda: now[0])
+    for step, seconds in enumerate((0.0, 0.1, BEAT_SECONDS - 0.1, BEAT_SECONDS, 0.0)):
+        now[0] = seconds if step < 4 else BEAT_SECONDS + 0.1
+        heartbeat.beat(step, "training")
+        assert read(tmp_path)["step"] == (0, 0, 0, 3, 3)[step]
+
+
+def test_it_names_the_process_and_what_it_does(tmp_path):
+    before = time.time()
+    Heartbeat(str(tmp_path)).beat(7, "training")
+    said = read(tmp_path)
+    assert before <= said["time"] <= time.time()
+    assert (said["step"], said["state"]) == (7, "training")
+    assert (said["pid"], said["host"]) == (os.getpid(), socket.gethostname())
+
+
+class Notes(Hook):
+    """Records the heartbeat before each step."""
+
+    def __init__(self, directory):
+        self.directory, self.states = directory, []
+
+    def before_step(self, training):
+        self.states.append(read(self.directory)["state"])
+
+
+def test_a_training_beats_from_before_its_first_step_to_its_end(tmp_path):
+    notes = Notes(tmp_path)
+    estimator(tmp_path).train(toy.inputs(), 3, [notes])
+    assert notes.states == ["training"] * 3
+    assert (read(tmp_path)["state"], read(tmp_path)["step"]) == ("ended", 3)
