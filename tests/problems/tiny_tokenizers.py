@@ -9,8 +9,8 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[text]'")
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers  # noqa: E402
 
-BEGIN, TURN, END, LAST = "<s>", "<turn>", "<end>", "<last>"
-SPECIAL = [BEGIN, TURN, END, LAST]
+BEGIN, END = "<s>", "<end>"
+SPECIAL = [BEGIN, "<turn>", END, "<last>"]
 _TEXTS = [
     "the quick brown fox",
     "jumps over the lazy dog",
@@ -51,24 +51,8 @@ TOKENIZERS = {
     ),
 }
 
-_REPLY = "{% generation %}{{ m.content }}" + END + "{% endgeneration %}"
-TEMPLATES = {
-    # Begins with BOS, and writes a line end after each message.
-    "begins": BEGIN + "{% for m in messages %}" + TURN + "{{ m.role }}\n{% if m.role == 'assistant'"
-    " %}" + _REPLY + "{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}" + TURN + "assistant\n{% endif %}",
-    # Begins with the first turn, and a space precedes a reply.
-    "turns": "{% for m in messages %}"
-    + TURN
-    + "{{ m.role }}: {% if m.role == 'assistant' %}"
-    + _REPLY
-    + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}" + TURN + "assistant: {% endif %}",
-    # Begins with a text, and a reply ends with one of two tokens.
-    "bare": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %} {{ m.content }}"
-    "{{ '" + LAST + "' if loop.index0 % 4 == 3 else '" + END + "' }}{% endgeneration %}{% else %}"
-    "{{ m.role }} {{ m.content }}:{% endif %}{% endfor %}",
-}
+_TEMPLATES = sorted((Path(__file__).parent / "chat_templates").glob("*.jinja"))
+TEMPLATES = {path.stem: path.read_text("utf-8") for path in _TEMPLATES}
 
 _ASKED = [{"role": "user", "content": "the quick fox?"}]
 CONVERSATIONS = [

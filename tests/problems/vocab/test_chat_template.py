@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,32 +16,11 @@ from t2tp.problems.vocab.chat_template import ChatTemplate, conversation_of, has
 
 pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
 
-CHATML = """{%- for message in messages %}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-# Current templates use tokens, loops, namespaces, exceptions, JSON and the generation tag.
-RICH = """{{ bos_token }}
-{%- set ns = namespace(system='') %}
-{% for message in messages %}
-    {% if message.role == 'system' %}
-        {% set ns.system = message.content | trim %}
-        {% continue %}
-    {% elif message.role not in ['user', 'assistant'] %}
-        {{ raise_exception('roles are user and assistant') }}
-    {% endif %}
-    {% if message.role == 'assistant' %}
-[A]{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
-
-    {% else %}
-[U]{{ {'text': message.content, 'system': ns.system} | tojson }}
-    {% endif %}
-{% endfor %}
-{% if add_generation_prompt %}[A]{% endif %}
-"""
+# `rich` has what current templates use: tokens, loops, namespaces, exceptions, JSON, the generation
+# tag.
+CHATML, RICH = (
+    Path(__file__).with_name(f"{name}.jinja").read_text("utf-8") for name in ("chatml", "rich")
+)
 MESSAGES = [
     {"role": "system", "content": " Be brief. "},
     {"role": "user", "content": "Zürich <b> & 'x'?"},

@@ -6,6 +6,7 @@ import pytest
 from t2tp import checkpoint
 from t2tp.problems.vocab.subwords import SubwordVocabulary
 from t2tp.trainer.cli import decode
+from tests.trainer.command import mistakes
 from tests.trainer.hooks import events
 from tests.trainer.trained_runs import PAIRS, TEXTS, Run, train, train_images
 
@@ -119,23 +120,11 @@ def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):
     assert found[1] < 0
 
 
-REFUSED = [
-    ({}, "give one of"),
-    ({"split": "validation", "score_file": "x"}, "give one of"),
-    ({"split": "vali"}, "validation"),
-    ({"decode_from_file": "/nowhere/file"}, "/nowhere/file"),
-    ({"split": "validation", "decode_hparams": "beam=4"}, "beam_size"),
-    ({"split": "validation", "decode_hparams": "beam_size=4,temperature=1"}, "one or the oth"),
-    ({"split": "validation", "checkpoint_path": "/nowhere"}, "/nowhere"),
-    ({"splt": "validation"}, "split"),
-]
-
-
-@pytest.mark.parametrize(("flags", "said"), REFUSED)
-def test_what_cannot_be_done_is_said_in_a_sentence(pairs, capsys, flags, said):
+@mistakes("t2tp_decoder")
+def test_what_cannot_be_done_is_said_in_a_sentence(pairs, capsys, flags, says):
     assert pairs.decode(**flags) == 2
     error = capsys.readouterr().err
-    assert said in error and "Traceback" not in error
+    assert says in error and "Traceback" not in error
 
 
 def test_the_file_is_named_after_what_is_decoded(pairs, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from t2tp import registry
 from t2tp.trainer.planning import request
-from tests.trainer.command import call
+from tests.trainer.command import call, mistakes
 
 FLAGS = {
     "model": "transformer_lm",
@@ -55,37 +55,8 @@ def test_it_says_what_relieves_the_bottleneck(stack, hint, capfd):
     assert hint in bound and ("launches" in bound) == (stack == "t2tp")
 
 
-SEARCH = {"search": "true", "devices": 2, "mesh_shape": None}
-WRONG = {
-    "devices": ({"search": "true", "mesh_shape": None}, "--search needs --devices"),
-    "tokens": ({"train_tokens": "many"}, "a number of tokens such as 4T"),
-    "choice": ({**SEARCH, "fix": "zero_stag=1"}, "did you mean zero_stage"),
-    "choice without a value": ({**SEARCH, "fix": "foo"}, "--fix=foo"),
-    "fixed rule": ({**SEARCH, "fix": "headz:model"}, "did you mean heads:model"),
-    "fixed value": ({**SEARCH, "fix": "recompute=everything"}, "recompute"),
-    "batch": ({**SEARCH, "global_batch_tokens": "1000"}, "use 896 or 1024"),
-    "cluster": ({"cluster": "a10"}, "did you mean a100"),
-    "stack": ({"stack": "megatro"}, "did you mean megatron"),
-    "model": ({"model": "transformer_ml"}, "did you mean transformer_"),
-    "set of another model": ({"hparams_set": "mtf_resnet_tiny"}, "mtf_resnet"),
-    "layout": ({"mesh_shape": "model:3"}, "does not divide"),
-    "vocabulary": ({"vocab_size": None}, "--vocab_size is missing"),
-    "hparam": ({"hparams": "d_modl=3"}, "d_model"),
-    "auto": ({"mesh_shape": "auto"}, "--mesh_shape=auto has no effect: use --search"),
-    # Flags without effect.
-    "devices alone": ({"devices": 2}, "--devices has no effect"),
-    "tensor parallelism alone": ({"max_tensor_parallel": 2}, "--max_tensor_parallel has no effect"),
-    "mesh of a search": ({**SEARCH, "mesh_shape": "data:2"}, "--mesh_shape"),
-    "chosen hparam": ({**SEARCH, "hparams": "microbatches=2"}, "use --fix=microbatches="),
-    "processes": ({"processes": 2}, "--processes has no effect"),
-    "images": ({"image_shape": "8,8,3"}, "--image_shape has no effect"),
-    "data without a problem": ({"data_dir": "."}, "--data_dir has no effect"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_one_sentence(name, capfd):
-    flags, says = WRONG[name]
+@mistakes("t2tp_plan")
+def test_wrong_input_is_one_sentence(flags, says, capfd):
     assert planned(**flags) == 2
     said = capfd.readouterr()
     assert said.out == "" and says in said.err

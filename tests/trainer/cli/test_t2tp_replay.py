@@ -10,7 +10,7 @@ import pytest
 from t2tp import registry
 from tests.files import flip
 from tests.trainer import small_run
-from tests.trainer.command import call
+from tests.trainer.command import call, mistakes
 from tests.trainer.hooks.events import read_log
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 from tests.warm_processes import tf_configs
@@ -166,20 +166,11 @@ def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
     assert float(loss) == pytest.approx(mean, rel=1e-4)
 
 
-REFUSED = [
-    ({"mesh_shape": "stage:2", "layout": "layers:stage"}, "stage:2"),
-    ({"without_rows": "99"}, "rows 0 to 15"),
-    ({"without_rows": ",".join(map(str, range(16)))}, "no row is left"),
-    ({"without_rows": "x"}, "'x' is no row"),
-    ({}, "needs a single process"),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "said"), REFUSED)
-def test_what_cannot_be_replayed_is_refused(run, capfd, monkeypatch, flags, said):
+@mistakes("t2tp_replay")
+def test_what_cannot_be_replayed_is_refused(run, capfd, monkeypatch, flags, says):
     if not flags:
         monkeypatch.setenv("TF_CONFIG", tf_configs(2)[0]["TF_CONFIG"])
     code, rows, error = replayed(run[0], capfd, step=1, **flags)
     assert (code, rows) == (2, [])
-    assert said in error
+    assert says in error

@@ -15,7 +15,8 @@ from t2tp.trainer.cli.flag_groups import all_groups
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
 from tests.files import files_in
-from tests.trainer.conftest import PROBLEM, set_flags
+from tests.trainer.command import mistakes
+from tests.trainer.conftest import set_flags
 from tests.trainer.hooks.events import read_scalars
 
 
@@ -85,46 +86,14 @@ def test_a_warning_is_said_once(trainer, capfd):
         assert said.count(warning) == 1
 
 
-STOPPING = "eval_early_stopping"
-WRONG = {
-    "problem": ({"problem": "languagemodel_encoding"}, f"did you mean {PROBLEM}"),
-    "no problem": ({"problem": None}, "--problem is missing"),
-    "model": ({"model": "transformer_ml"}, "did you mean transformer_lm"),
-    "set": ({"hparams_set": "transformer_lm_tset"}, "did you mean transformer_lm_test"),
-    "hparam": ({"hparams": "d_fff=3"}, "no hyperparameter 'd_fff': did you mean d_ff"),
-    "an = in a layout": ({"layout": "batch=data"}, "as in layout=batch:data"),
-    "schedule": ({"schedule": "trian"}, "--schedule=trian: did you mean train"),
-    "two meshes": ({"mesh_shape": "a:2", "hparams": "mesh_shape=a:4"}, "=a:2 and --hparams=mesh"),
-    "mesh": ({"mesh_shape": "data"}, "Mesh shape 'data': 'data' is not of the form"),
-    "layout": ({"mesh_shape": "a:3", "layout": "heads:a"}, "'a' of size 3 does not divide dim"),
-    "devices": ({"mesh_shape": "data:16", "hparams": "batch_size=16"}, "16 virtual CPU devices"),
-    "idle gpus": ({"worker_gpu": 2, "layout": "d_ff:data"}, "add the rule batch:data"),
-    "precision": ({"precision": "float15"}, "did you mean float16"),
-    "set in a file": ({"hparams_set": "/nowhere/run.yaml"}, "there is no such file"),
-    "trial": ({"trial": 3}, "belong together"),
-    "auto": ({"mesh_shape": "auto"}, "--mesh_shape=auto and --layout=auto belong together"),
-    "range": ({"hparams_range": "basic", "trial": 3}, "did you mean basic1"),
-    "metric": ({f"{STOPPING}_steps": 3, f"{STOPPING}_metric": "los"}, "did you mean loss"),
-    "best metric": ({"keep_best_metric": "accuracy"}, "'accuracy' is no goal: write min:METRIC"),
-    "threads": ({"inter_op_parallelism_threads": 77}, "comes too late"),
-    "xla": ({"xla": True, "mesh_shape": "data:2"}, "xla compiles the step of one device"),
-    "data": ({"data_dir": "/nowhere"}, f"t2tp_datagen --problem={PROBLEM}"),
-    "no data_dir": ({"data_dir": None}, "--data_dir is missing"),
-    "no run to evaluate": ({"schedule": "evaluate"}, "holds no finished checkpoint"),
-    "process": ({"process_id": 1}, "num_processes is missing"),
-    "coordinator": ({"num_processes": 2, "process_id": 1, "coordinator": "n"}, "is 'n', and must"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capfd, name):
-    flags, says = WRONG[name]
+@mistakes("t2tp_trainer")
+def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capfd, flags, says):
     assert trainer(**flags) == 2
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err.startswith("t2tp_trainer: ")
     assert says in said.err
-    assert len(said.err.splitlines()) <= (2 if name == "data" else 1)
+    assert len(said.err.splitlines()) <= (2 if "data_dir" in flags else 1)
     assert not (tmp_path / "run").exists()
 
 

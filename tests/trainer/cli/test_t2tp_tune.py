@@ -16,38 +16,39 @@ from t2tp import registry
 from t2tp.trainer.cli import tune
 from t2tp.trainer.cli.programs import t2tp_tune as main
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
+from tests.trainer.command import flags_of, mistakes
 
 FAKE = ("tests.trainer.cli.fake_trainer",)
 PROBLEM = "--problem=languagemodel_python_stdlib"
 FLAGS = ["--", PROBLEM, "--hparams_set=transformer_lm_tiny", "--data_dir=d", "--model=m"]
-# Flags after `--hparams_range=basic1 --output_dir=o`.
 WRONG = [
     (["--", "--trial=3"], "--trial is among the flags after --, and t2tp_tune sets it itself"),
     (["--", "--modle=m"], "unknown flag 'modle': did you mean --model"),
     ([], "FLAGS is missing: flags of t2tp_trainer"),
     (FLAGS[:-1], "--model is missing"),
     ([*FLAGS, "--hparams=weight_decay=0.1"], "--hparams sets weight_decay, which the ranged set"),
-    (["--metric=high:loss", *FLAGS], "expected METRIC, min:METRIC or max:METRIC"),
-    (["--metric=max:acuracy", *FLAGS], "--metric=acuracy: did you mean accuracy"),
-    (["--pruner=asha", "--metric=loss,accuracy", *FLAGS], "--pruner=asha compares the evaluations"),
-    (["--parallel_trials=99", "--devices_per_trial=9", *FLAGS], "9 cores each need 891"),
-    (["--study=nosuch://a:PW@x?password=PW", *FLAGS], "--study=nosuch://***@x?*** cannot be"),
-    (["--study=host=h password=PW dbname=d", *FLAGS], "--study=host=h password=*** dbname=d cann"),
-    (["--study=postgresql:/u:PW@host/d", *FLAGS], "--study=postgresql:/***@host/d cannot be"),
-    (["--hparams_range=", *FLAGS], "--hparams_range is missing"),
-    (["--output_dir=", *FLAGS], "--output_dir is missing"),
-    (["--hparams_range=basic", *FLAGS], "unknown ranged hparams set 'basic': did you mean basic1"),
-    (["--hparams_range=transformer_moe_range", *FLAGS], "hparams set transformer_lm_tiny lacks"),
-    (["--hparams_range=adafactor_range", "--sampler=grid", "--trials=999", *FLAGS], "270 points"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "says"), WRONG)
-def test_wrong_flags_are_one_sentence(capsys, arguments, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["t2tp_tune", "--hparams_range=basic1", "--output_dir=o", *arguments]) == 2
+def refused(capsys, trainer, **flags):
+    """Returns the sentence that `t2tp_tune` says about its flags, or about the trainer's."""
+    own = flags_of({"hparams_range": "basic1", "output_dir": "o", **flags})
+    assert main(["t2tp_tune", *own, *trainer]) == 2
     said = capsys.readouterr().err
-    assert says in said and len(said.splitlines()) == 1 and "PW" not in said
+    assert len(said.splitlines()) == 1 and "PW" not in said
+    return said
+
+
+@mistakes("t2tp_tune")
+def test_wrong_flags_are_one_sentence(capsys, tmp_path, monkeypatch, flags, says):
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(capsys, FLAGS, **flags)
+
+
+@pytest.mark.parametrize(("trainer", "says"), WRONG)
+def test_wrong_flags_of_the_trainer_are_one_sentence(capsys, tmp_path, monkeypatch, trainer, says):
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(capsys, trainer)
 
 
 @pytest.fixture
