@@ -1,6 +1,11 @@
 """Cases of parametrized tests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from t2tp.toml import tomllib
 
 
 def in_turn(first: Iterable[object], second: Iterable[object], times: int = 1) -> list[tuple]:
@@ -19,3 +24,12 @@ def in_turn(first: Iterable[object], second: Iterable[object], times: int = 1) -
 
 def _members(case: object) -> Sequence[object]:
     return case if isinstance(case, tuple) else (case,)
+
+
+def mistakes(
+    what: str, name: str = "text", parse: Callable[[str], object] = str
+) -> pytest.MarkDecorator:
+    """Parametrizes a test with wrong texts of `mistakes.toml` and what is said, as `says`."""
+    table = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("utf-8"))[what]
+    cases = [(parse(text), says) for text, says in table.items()]
+    return pytest.mark.parametrize((name, "says"), cases, ids=table)

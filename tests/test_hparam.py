@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from t2tp.hparam import NOT_DECLARED, HParams, describe_differences
 from t2tp.hparams import base
 from t2tp.trainer.run_dir import run_files
+from tests.cases import mistakes
 
 
 def sample() -> HParams:
@@ -228,37 +229,10 @@ def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
     assert [name for name, _, _ in sample().diff(hparams) if name not in parsed] == []
 
 
-UNREADABLE = [
-    ("learning_rate=fast", "learning_rate=fast: expected float, got 'fast'"),
-    ("learning_rate=1e999", "learning_rate=1e999: expected float, got '1e999'"),
-    ("num_layers=2.5", "num_layers=2.5: expected int, got '2.5'"),
-    ("num_layers=1e30", "num_layers=1e30: expected int, got '1e30'"),
-    ("num_layers=5,shared=2", "shared=2: expected bool, got '2'"),
-    ("heads=[1,b]", "heads=[1,b]: expected list[int], got '[1,b]'"),
-    ("layers=attention", "lists stand in brackets: layers=[attention]"),
-    ("layers=[a,]", "neither empty nor lists"),
-    ("layers=[a]b", "nothing can follow the closing bracket"),
-    ("mesh_shape=[a]", "expected str, got '[a]'; not a list; or quote it: mesh_shape='[a]'"),
-    ("num_layers=4 shared=no", "is a comma missing?"),
-    ("layout='a'b", "layout='a'b: nothing can follow the closing quote"),
-    ("layout='a", "\"layout='a\": the ' is never closed"),
-    ("layers=[a,shared=no", "'layers=[a,shared=no': the [ is never closed"),
-    ("layoyt=x", "layoyt=x: no hyperparameter 'layoyt': did you mean layout"),
-    ("zzzz=1", "no hyperparameter 'zzzz': the hyperparameters are clip, heads, "),
-    ("layers[0]=a", "no hyperparameter 'layers[0]': did you mean layers"),
-    ("num_layers=4,num_layers=5", "num_layers=5: num_layers occurs twice"),
-    ("num_layers", "'num_layers' is not name=value; write name=value"),
-    ("mesh_shape=a:2,b:4,num_layers=3", "use ';' between mesh axes and between layout rules"),
-    ("mesh_shape=a:2,b:4,num_layers=3", "rules: mesh_shape=a:2;b:4"),
-    ("layout=a:b,c:d,e:f", "layout=a:b;c:d;e:f"),
-    ("layers=a,b", 'brackets: layers=[a,b]; text with commas in quotes: layers="a,b"'),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), UNREADABLE)
-def test_text_that_cannot_be_read_is_refused_and_sets_nothing(text: str, message: str):
+@mistakes("hyperparameters")
+def test_text_that_cannot_be_read_is_refused_and_sets_nothing(text: str, says: str):
     hparams = sample()
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(says)):
         hparams.parse(text)
     assert hparams == sample()
 

@@ -7,6 +7,7 @@ import pytest
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.options import should_compile
 from t2tp.mesh.layout import Layout
+from tests.cases import mistakes
 
 
 def test_text_is_read():
@@ -33,27 +34,9 @@ def test_the_method_follows_from_what_is_given(text, method, width):
     assert (options.method, options.width) == (method, width)
 
 
-REFUSED = [
-    ("beam=4", "beam_size"),
-    ("beam_size=0", "at least 1"),
-    ("beam_size=2000", "at most 1,024"),
-    ("batch_size=1000000", "at most 65,536"),
-    ("beam_size=4,temperature=0.5", "one or the other"),
-    ("beam_size=2,top_k=3", "one or the other"),
-    ("temperature=0,top_k=3", "temperature=0"),
-    ("top_p=0", "above 0"),
-    ("top_p=1.5", "at most 1"),
-    ("alpha=-1", "at least 0"),
-    ("temperature=1,return_beams=true", "sample"),
-    ("eos_id=-2", "eos_id is -2"),
-    ("eos_id=[3,end]", "eos_id"),
-    ("beam_size=many", "many"),
-]
-
-
-@pytest.mark.parametrize(("text", "said"), REFUSED)
-def test_what_cannot_be_meant_is_refused(text, said):
-    with pytest.raises(ValueError, match=said) as error:
+@mistakes("decode_hparams")
+def test_what_cannot_be_meant_is_refused(text, says):
+    with pytest.raises(ValueError, match=says) as error:
         DecodeOptions.parse(text)
     assert str(error.value).startswith("decode_hparams: ")
 

@@ -8,6 +8,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.layout_conflicts import check_tensor
 from t2tp.mesh.layout_warnings import layout_warnings
+from tests.cases import mistakes
 
 SHAPE = mtf.Shape([mtf.Dimension("batch", 8), mtf.Dimension("d_ff", 12)])
 
@@ -29,21 +30,10 @@ def test_rule_for_an_absent_axis_is_idle():
     assert layout.slice_size(SHAPE) == (2, 12)
 
 
-MALFORMED = [
-    ("data", "", "'data' is not of the form 'data:2'"),
-    ("data:x", "", "must be a positive integer, not 'x'"),
-    ("data:0", "", "must be a positive integer, not '0'"),
-    ("data:2;data:4", "", "names axis 'data' twice"),
-    ("data:2", "batch", "'batch' is not of the form 'batch:data'"),
-    ("data:2;model:2", "batch:data;batch:model", "write one rule: .batch:data.model."),
-    ("data:2;model:2", "batch:data+data", "must name different axes"),
-    ("data:2;model:2", "batch:data+", "must name different axes"),
-]
-
-
-@pytest.mark.parametrize(("mesh_shape", "rules", "said"), MALFORMED)
-def test_malformed_text_is_refused(mesh_shape, rules, said):
-    with pytest.raises(LayoutError, match=said):
+@mistakes("meshes")
+def test_malformed_text_is_refused(text, says):
+    mesh_shape, _, rules = text.partition(" ")
+    with pytest.raises(LayoutError, match=says):
         Layout(mesh_shape, rules)
 
 

@@ -8,6 +8,7 @@ from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40, AlgorithmicRe
 from t2tp.problems.data.batch_stream import OnePassStream
 from t2tp.problems.data.mixture_stream import ConcatenatedSource, Stage
 from t2tp.problems.mixture import Mixture
+from tests.cases import mistakes
 
 
 @registry.register_problem
@@ -125,27 +126,10 @@ def test_another_vocabulary_is_refused_with_what_helps(tmp_path):
         mixture.prepare(tmp_path)
 
 
-NO_MIXTURES = [
-    ("few_identities", "", "'few_identities' is no proportion"),
-    ("few_identities=x", "", "is no proportion"),
-    ("few_identities=1,few_identities=2", "", "each problem once"),
-    ("few_identities=-1", "", "is no proportion"),
-    ("few_identities=0,few_reverses=0", "", "all proportions of a stage are 0"),
-    ("few_identities=0.123457,few_reverses=1", "", "round them"),
-    ("few_identities,few_identities", "", "each problem is named once"),
-    ("few_identities,few_reverses=1", "", "'few_identities' is no proportion"),
-    ("few_identities=1;few_reverses=1", "", "is no stage; after the first they begin with"),
-    ("few_identities=1;5:few_reverses=1;5:few_reverses=1", "", "each later than the one"),
-    ("few_identities=1,image_digits=1", "", "batches do not have the same features"),
-    ("few_identities=1,few_reverses=1", "temperature=2", "temperature cannot change"),
-    ("few_identities,few_reverses", "temperature=0", "temperature is 0.0, and must be above 0"),
-    ("few_identities,few_reverses", "temprature=2", "has the option 'temprature'"),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "message"), NO_MIXTURES)
-def test_what_is_no_mixture_is_said(name, options, message):
-    with pytest.raises(ValueError, match=message):
+@mistakes("mixtures")
+def test_what_is_no_mixture_is_said(text, says):
+    name, _, options = text.partition(" ")
+    with pytest.raises(ValueError, match=says):
         problems.find(f"mixture:{name}", options)
 
 

@@ -6,7 +6,7 @@ import pytest
 from t2tp import checkpoint
 from t2tp.problems.vocab.subwords import SubwordVocabulary
 from t2tp.trainer.cli import decode
-from tests.trainer.command import mistakes
+from tests.trainer.command import wrong_flags
 from tests.trainer.hooks import events
 from tests.trainer.trained_runs import PAIRS, TEXTS, Run, train, train_images
 
@@ -120,7 +120,7 @@ def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):
     assert found[1] < 0
 
 
-@mistakes("t2tp_decoder")
+@wrong_flags("t2tp_decoder")
 def test_what_cannot_be_done_is_said_in_a_sentence(pairs, capsys, flags, says):
     assert pairs.decode(**flags) == 2
     error = capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.trainer.command import call, mistakes
+from tests.trainer.command import call, wrong_flags
 
 
 def evaluate(capfd, **flags: object) -> tuple[int, list[dict], str]:
@@ -36,7 +36,7 @@ def test_one_several_or_all_checkpoints_on_any_mesh(trained, data_dir, capfd):
     assert sorted(trained.rglob("*")) == before
 
 
-@mistakes("t2tp_eval")
+@wrong_flags("t2tp_eval")
 def test_wrong_input_is_one_sentence(trained, data_dir, capfd, flags, says):
     code, rows, said = evaluate(capfd, **{"output_dir": trained, "data_dir": data_dir, **flags})
     assert (code, rows) == (2, [])

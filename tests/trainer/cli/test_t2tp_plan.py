@@ -9,7 +9,7 @@ import pytest
 
 from t2tp import registry
 from t2tp.trainer.planning import request
-from tests.trainer.command import call, mistakes
+from tests.trainer.command import call, wrong_flags
 
 FLAGS = {
     "model": "transformer_lm",
@@ -55,7 +55,7 @@ def test_it_says_what_relieves_the_bottleneck(stack, hint, capfd):
     assert hint in bound and ("launches" in bound) == (stack == "t2tp")
 
 
-@mistakes("t2tp_plan")
+@wrong_flags("t2tp_plan")
 def test_wrong_input_is_one_sentence(flags, says, capfd):
     assert planned(**flags) == 2
     said = capfd.readouterr()

@@ -10,7 +10,7 @@ import pytest
 from t2tp import registry
 from tests.files import flip
 from tests.trainer import small_run
-from tests.trainer.command import call, mistakes
+from tests.trainer.command import call, wrong_flags
 from tests.trainer.hooks.events import read_log
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 from tests.warm_processes import tf_configs
@@ -167,7 +167,7 @@ def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
 
 
 @pytest.mark.slow
-@mistakes("t2tp_replay")
+@wrong_flags("t2tp_replay")
 def test_what_cannot_be_replayed_is_refused(run, capfd, monkeypatch, flags, says):
     if not flags:
         monkeypatch.setenv("TF_CONFIG", tf_configs(2)[0]["TF_CONFIG"])

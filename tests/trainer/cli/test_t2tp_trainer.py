@@ -15,7 +15,7 @@ from t2tp.trainer.cli.flag_groups import all_groups
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
 from tests.files import files_in
-from tests.trainer.command import mistakes
+from tests.trainer.command import wrong_flags
 from tests.trainer.conftest import set_flags
 from tests.trainer.hooks.events import read_scalars
 
@@ -86,7 +86,7 @@ def test_a_warning_is_said_once(trainer, capfd):
         assert said.count(warning) == 1
 
 
-@mistakes("t2tp_trainer")
+@wrong_flags("t2tp_trainer")
 def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capfd, flags, says):
     assert trainer(**flags) == 2
     said = capfd.readouterr()

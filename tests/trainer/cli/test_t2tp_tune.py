@@ -16,7 +16,7 @@ from t2tp import registry
 from t2tp.trainer.cli import tune
 from t2tp.trainer.cli.programs import t2tp_tune as main
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
-from tests.trainer.command import flags_of, mistakes
+from tests.trainer.command import flags_of, wrong_flags
 
 FAKE = ("tests.trainer.cli.fake_trainer",)
 PROBLEM = "--problem=languagemodel_python_stdlib"
@@ -39,7 +39,7 @@ def refused(capsys, trainer, **flags):
     return said
 
 
-@mistakes("t2tp_tune")
+@wrong_flags("t2tp_tune")
 def test_wrong_flags_are_one_sentence(capsys, tmp_path, monkeypatch, flags, says):
     monkeypatch.chdir(tmp_path)
     assert says in refused(capsys, FLAGS, **flags)

@@ -14,6 +14,7 @@ from t2tp.processes.cluster import connect
 from t2tp.program.variables import Variables, VariableSpec
 from t2tp.trainer.run_dir.run_saver import RunSaver
 from t2tp.trainer.run_dir.warm_start import WarmStart, WarmStartError, warm_start
+from tests.cases import mistakes
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.toy_estimator import estimator, losses
@@ -96,23 +97,12 @@ def test_rules_are_applied_one_after_another(tmp_path):
     assert WarmStart.parse("") is None
 
 
-REFUSED = [
-    ("PATH:zork=>x", r"the rule zork=>x matches no variable of .*: .*body"),
-    ("PATH:body|table=>x", "body and table would both become x"),
-    ("PATH:body=>x;y", "'y' has not the form from=>to"),
-    ("PATH:bo(dy=>x", "'bo.dy=>x' has an invalid pattern .* unterminated subpattern"),
-    (r"PATH:body=>\9", "replacement: invalid group reference 9"),
-    (r"PATH:body=>\g<x>", "replacement: unknown group name 'x'"),
-    ("PATH:$=>_old", "none of the 2 .*ot in the checkpoint: body.*did you mean body"),
-]
-
-
-@pytest.mark.parametrize(("text", "said"), REFUSED)
-def test_what_cannot_be_meant_says_what_there_is(tmp_path, text, said):
+@mistakes("warm_start_from")
+def test_what_cannot_be_meant_says_what_there_is(tmp_path, text, says):
     saved_in(tmp_path, model(1, body=8, table=8))
     new = model(2, body=8, table=8)
     initial = values(new)
-    with pytest.raises(WarmStartError, match=said):
+    with pytest.raises(WarmStartError, match=says):
         warm_start(WarmStart.parse(text.replace("PATH", str(tmp_path))), new)
     for name, value in values(new).items():
         np.testing.assert_array_equal(value, initial[name])
