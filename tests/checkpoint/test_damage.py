@@ -195,10 +195,11 @@ def test_what_a_crash_has_left_under_a_temporary_name_may_be_of_any_kind(run):
     assert sorted(each.name for each in run.iterdir()) == [f"step-0000000{n}" for n in (1, 2, 3)]
 
 
+AT_ITS_PLACE = ["nothing", "a link to itself", "a directory", "a device", "a pipe"]
+
+
 @pytest.mark.parametrize("name", ["FINISHED", DATA, "variables.index", "metadata.json"])
-@pytest.mark.parametrize(
-    "fault", ["nothing", "a link to itself", "a directory", "a device", "a pipe"]
-)
+@pytest.mark.parametrize("fault", AT_ITS_PLACE)
 def test_one_with_something_else_for_a_file_is_skipped_with_a_sentence(run, warnings, name, fault):
     path = run / "step-00000002" / name
     path.unlink()
@@ -302,9 +303,10 @@ def test_a_format_of_the_future_stays_where_it_is(run, of_the_future, warnings):
     assert "step-00000003 has format 2" in warnings()[-1]
 
 
-@pytest.mark.parametrize(
-    "fields", [[], 7, {}, {"format": "1"}, {"format": 0}, {"format": 1, "step": 2, "files": 3}]
-)
+NO_MARKERS = [[], 7, {}, {"format": "1"}, {"format": 0}, {"format": 1, "step": 2, "files": 3}]
+
+
+@pytest.mark.parametrize("fields", NO_MARKERS)
 def test_a_sealed_marker_of_other_fields_is_damaged(run, fields):
     body = json.dumps(fields).encode()
     digest = hashlib.sha256(body).hexdigest().encode()

@@ -47,9 +47,10 @@ def program() -> t2tp.Program:
     return make_program("data:2")
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [("data:2;model:2", "other:4"), ("", "data:2;model:4"), ("model:2", "")]
-)
+MESHES = [("data:2;model:2", "other:4"), ("", "data:2;model:4"), ("model:2", "")]
+
+
+@pytest.mark.parametrize(("before", "after"), MESHES)
 def test_training_resumes_on_any_mesh(tmp_path: Path, before: str, after: str) -> None:
     first = make_program(before)
     train(first, 2)

@@ -15,9 +15,10 @@ def names(run):
     return sorted(path.name for path in run.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("number", "left"), [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])]
-)
+KEPT = [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])]
+
+
+@pytest.mark.parametrize(("number", "left"), KEPT)
 def test_the_oldest_go(run, number, left):
     checkpoint.apply_retention(run, checkpoint.Retention(number))
     assert checkpoint.all_steps(run) == left

@@ -32,8 +32,7 @@ def test_the_loop_ends_when_all_rows_have_ended(options, mesh_shape, layout):
     program = t2tp.Program(
         lambda mesh, features: decode(model, mesh, features, options),
         row_features(batch=2, length=50, prefix_length=1),
-        mesh_shape=mesh_shape,
-        layout=layout,
+        layout=t2tp.Layout(mesh_shape, layout),
     )
     fed = {name: np.zeros(f.shape.to_integer_list) for name, f in program._features.items()}
     fed["limits"] = np.array([50, 50])

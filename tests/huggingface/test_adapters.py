@@ -44,8 +44,7 @@ def tuned(name: str, directory: Path, **changes) -> tuple:
     program = t2tp.Program(
         lambda mesh, given: {"logits": model.logits(mesh, given, False)[0]},
         {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed},
-        mesh_shape=mesh_shape,
-        layout=layout,
+        layout=t2tp.Layout(mesh_shape, layout),
     )
     load_base(our_models.saved(name), program.variables)
     draw = np.random.default_rng(0)

@@ -140,9 +140,10 @@ def test_berts_first_names_and_other_heads(tmp_path):
     check_changed("bert_masked", tmp_path, names, others)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"cls.predictions.decoder.bias": None}, {"cls.predictions.bias": (VOCAB,)}]
-)
+BIASES = [{"cls.predictions.decoder.bias": None}, {"cls.predictions.bias": (VOCAB,)}]
+
+
+@pytest.mark.parametrize("changed", BIASES)
 def test_one_of_the_two_biases_of_untied_logits_is_enough(changed, tmp_path):
     """Older files lack the decoder's bias; newer files also contain a bias that is not used."""
     check_changed("bert_masked_untied", tmp_path, {}, changed)

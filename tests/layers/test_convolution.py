@@ -21,8 +21,7 @@ def program_of(layer, mesh_shape="", layout="", variables=None):
     return t2tp.Program(
         lambda mesh, given: {"y": layer(given["x"])},
         {"x": t2tp.Feature(SHAPE)},
-        mesh_shape=mesh_shape,
-        layout=layout,
+        layout=t2tp.Layout(mesh_shape, layout),
         variables=variables,
     )
 

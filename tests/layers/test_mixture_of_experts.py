@@ -188,10 +188,11 @@ def test_gates_reach_the_router():
         assert np.abs(gradient).max() > 1e-3
 
 
+SPLIT_TOKENS = [LAYOUTS[0], ("data:4", "batch:data"), ("data:2;model:2", "batch:data;length:model")]
+
+
 @pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize(
-    "layout", [LAYOUTS[0], ("data:4", "batch:data"), ("data:2;model:2", "batch:data;length:model")]
-)
+@pytest.mark.parametrize("layout", SPLIT_TOKENS)
 @pytest.mark.parametrize("excess", [0, 1])
 def test_the_balance_moves_against_the_load_and_stays_at_an_equal_load(
     excess, layout, microbatches

@@ -81,8 +81,7 @@ def test_any_layout_transforms_a_volume_and_sums_over_it(mesh_shape, layout, xla
     program = t2tp.Program(
         step,
         {"field": t2tp.Feature(mtf.Shape([NX, NY, NZ]))},
-        mesh_shape=mesh_shape,
-        layout=layout,
+        layout=t2tp.Layout(mesh_shape, layout),
         xla=xla,
     )
     values = program({"field": FIELD})

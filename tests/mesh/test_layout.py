@@ -123,8 +123,7 @@ def refused_program(step_fn, layout: str, **features: str) -> str:
         t2tp.Program(
             lambda mesh, features: {"y": step_fn(**features)},
             fed,
-            mesh_shape="data:2;model:2",
-            layout=layout,
+            layout=t2tp.Layout("data:2;model:2", layout),
         )
     return str(error.value)
 

@@ -293,9 +293,10 @@ def test_one_process_of_several_uploads(server):
     assert not uploaded(server)
 
 
-@pytest.mark.parametrize(
-    "address", ["s3://key:secret@bucket/run", "s3://b/../x", "gs://", "az://b?x"]
-)
+WRONG_ADDRESSES = ["s3://key:secret@bucket/run", "s3://b/../x", "gs://", "az://b?x"]
+
+
+@pytest.mark.parametrize("address", WRONG_ADDRESSES)
 def test_addresses_have_no_credentials(address):
     with pytest.raises(ValueError, match="expected SCHEME") as failure:
         Store(address)

@@ -167,9 +167,10 @@ def write(x, update, positions):
     return scatter_update(x, update, positions, mtf.Dimension("length", 8))
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "layout"), [("", ""), ("a:4", "length:a"), ("a:2;b:2", "batch:a;length:b")]
-)
+LAID_OUT = [("", ""), ("a:4", "length:a"), ("a:2;b:2", "batch:a;length:b")]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout"), LAID_OUT)
 def test_what_is_written_into_stays_as_it_is_for_others(mesh_shape, layout):
     def op(x, update, positions):
         written = write(x, update, positions)

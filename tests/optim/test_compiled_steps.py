@@ -51,17 +51,19 @@ def check(hlo: str) -> int:
 
 
 # Other families have no operation that these lack.
-@pytest.mark.parametrize(
-    "family", ["lm", "moe_encdec", "moe_masked", "bert_classes", "vit", "resnet", "images"]
-)
+FAMILIES = ["lm", "moe_encdec", "moe_masked", "bert_classes", "vit", "resnet", "images"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.slow
 def test_no_step_has_a_condition(family):
     check(hlo_of(step_of(family, on_nonfinite="skip", skip_step_sigma=3.0), "optimized_hlo"))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"microbatches": 2, "activation_dtype": "float16"}, {"loss_chunk": 8}]
-)
+CHANGES = [{"microbatches": 2, "activation_dtype": "float16"}, {"loss_chunk": 8}]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 def test_loops_have_a_known_number_of_iterations(changes):
     assert check(hlo_of(step_of("lm", **changes), "optimized_hlo"))
 

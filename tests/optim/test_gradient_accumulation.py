@@ -121,10 +121,11 @@ def linear_program(microbatches, feature="batch:8", mesh_shape="data:2", xla=Non
     return t2tp.Program(step, features, mesh_shape=mesh_shape, layout="batch:data", xla=xla)
 
 
+WEIGHTS = [[1, 0, 0, 0, 2, 2, 0, 3], [0.25, 0, 0, 0, 0, 0, 0, 0], [0] * 8]
+
+
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-@pytest.mark.parametrize(
-    "weights", [[1, 0, 0, 0, 2, 2, 0, 3], [0.25, 0, 0, 0, 0, 0, 0, 0], [0] * 8]
-)
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_parts_count_by_their_weights(microbatches, weights):
     x = np.arange(1, 9, dtype=np.float32)
     program = linear_program(microbatches)

@@ -62,10 +62,11 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
         np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-6, atol=3e-6, err_msg=name)
 
 
+PLACES = [("data", 0, 4, 1), ("both", 0, 2, 2), ("pods", 1, 1, 4)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "stage", "copies", "split"), [("data", 0, 4, 1), ("both", 0, 2, 2), ("pods", 1, 1, 4)]
-)
+@pytest.mark.parametrize(("mesh", "stage", "copies", "split"), PLACES)
 def test_each_slice_travels_once_to_its_owner_and_back(mesh, stage, copies, split):
     """Slices of each matrix move to its owner and back; owners are distributed over the copies."""
 

@@ -50,9 +50,10 @@ def test_weights_at_rest_are_gathered_a_number_of_layers_ahead(prefetch):
             assert needed == set(wanted)
 
 
-@pytest.mark.parametrize(
-    ("stage", "collective"), [(0, "CollectiveReduceV2"), (1, "CollectiveAllToAllV2")]
-)
+COLLECTIVES = [(0, "CollectiveReduceV2"), (1, "CollectiveAllToAllV2")]
+
+
+@pytest.mark.parametrize(("stage", "collective"), COLLECTIVES)
 def test_a_layer_s_gradients_are_summed_before_those_of_earlier_layers_are_computed(
     stage, collective
 ):

@@ -156,9 +156,10 @@ def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent)
     assert decaying[0] == pytest.approx(warmup**-0.5)
 
 
-@pytest.mark.parametrize(
-    ("boundaries", "multiples"), [([1, 2], [0.5]), ([2, 1], [0.5, 0.1]), ([1, 1], [0.5, 0.1])]
-)
+WRONG_PIECES = [([1, 2], [0.5]), ([2, 1], [0.5, 0.1]), ([1, 1], [0.5, 0.1])]
+
+
+@pytest.mark.parametrize(("boundaries", "multiples"), WRONG_PIECES)
 def test_pieces_that_do_not_fit_are_refused(boundaries, multiples):
     with pytest.raises(ValueError, match="ascending learning_rate_boundaries"):
         rates("piecewise", boundaries=boundaries, multiples=multiples)

@@ -97,10 +97,11 @@ def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage, d_m
     assert_same(given, trained("lm", "one device", 0, optimizer, steps=10, **changes), 1e-10)
 
 
+MOVED = [(("both", 3), ("data", 0)), (("data", 1), ("vocab", 3))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after"), [(("both", 3), ("data", 0)), (("data", 1), ("vocab", 3))]
-)
+@pytest.mark.parametrize(("before", "after"), MOVED)
 def test_a_checkpoint_restores_into_any_stage_and_mesh(tmp_path, before, after):
     changes = {**UNEVEN, "optimizer": "adam", "optimizer_adam_epsilon": 1e-3, "kind": t2tp.Program}
     first = make("lm", *before, **changes)

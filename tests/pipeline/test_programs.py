@@ -108,8 +108,7 @@ def test_an_evaluation_is_that_of_one_device(family):
         program = t2tp.Program(
             step,
             FAMILIES[family].features(),
-            mesh_shape=mesh_shape,
-            layout="layers:stage",
+            layout=t2tp.Layout(mesh_shape, "layers:stage"),
             xla=False,
         )
         return {k: float(x) for k, x in program(batch).items() if "summaries" not in k}

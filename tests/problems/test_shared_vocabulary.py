@@ -56,9 +56,10 @@ def test_the_parts_share_a_vocabulary_of_the_texts_of_both(data_dir):
     ]
 
 
-@pytest.mark.parametrize(
-    ("share", "has", "lacks"), [(0.98, b"app", b"ban"), (0.02, b"ban", b"app")]
-)
+SHARES = [(0.98, b"app", b"ban"), (0.02, b"ban", b"app")]
+
+
+@pytest.mark.parametrize(("share", "has", "lacks"), SHARES)
 def test_a_problem_of_small_share_has_few_pieces(files, tmp_path, monkeypatch, share, has, lacks):
     """A small vocabulary has only pieces of the problem whose texts are 49 times as frequent."""
     monkeypatch.setattr("t2tp.problems.shared_vocabulary.SAMPLE_BYTES", 50_000)

@@ -58,8 +58,7 @@ def program(cluster: Cluster, mesh_shape: str) -> t2tp.Program:
     return t2tp.Program(
         training_step,
         {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))},
-        mesh_shape=mesh_shape,
-        layout="batch:data;d_ff:model",
+        layout=t2tp.Layout(mesh_shape, "batch:data;d_ff:model"),
         cluster=cluster,
     )
 
@@ -172,8 +171,7 @@ def device(cluster: Cluster, mesh_shape: str, how: str, time_limit: float = 0) -
     failing = t2tp.Program(
         step,
         {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))},
-        mesh_shape=mesh_shape,
-        layout="batch:data",
+        layout=t2tp.Layout(mesh_shape, "batch:data"),
         cluster=cluster,
     )
     failing({"x": X})

@@ -85,9 +85,10 @@ def alone() -> dict:
     return one_process.train(connect(4), MESH, 2 * STEPS)
 
 
-@pytest.mark.parametrize(
-    ("number", "places"), [(2, by_arguments), (2, by_tf_config), (4, by_slurm)]
-)
+STARTED = [(2, by_arguments), (2, by_tf_config), (4, by_slurm)]
+
+
+@pytest.mark.parametrize(("number", "places"), STARTED)
 def test_any_number_of_processes_gives_the_numbers_of_one(number, places, start, alone, tmp_path):
     run = {"mesh_shape": MESH, "steps": STEPS, "directory": str(tmp_path / "run")}
     short = one_process.train(connect(4), MESH, STEPS)

@@ -208,8 +208,7 @@ def test_lists_of_numbers_are_features(layout):
     program = t2tp.Program(
         lambda mesh, given: {"y": given["x"]},
         {"x": t2tp.Feature("a:2;b:2")},
-        mesh_shape="x:2",
-        layout=layout,
+        layout=t2tp.Layout("x:2", layout),
     )
     np.testing.assert_array_equal(program({"x": [[1, 2], [3, 4]]})["y"], [[1.0, 2.0], [3.0, 4.0]])
     with pytest.raises(ValueError, match="'x' is not an array: its rows differ in length"):

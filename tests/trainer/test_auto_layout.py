@@ -60,9 +60,10 @@ CARDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*CARDS, "NVIDIA L40S", "NVIDIA A10G", "NVIDIA GeForce RTX 4090", "NVIDIA GH200 480GB"]
-)
+GPUS = [*CARDS, "NVIDIA L40S", "NVIDIA A10G", "NVIDIA GeForce RTX 4090", "NVIDIA GH200 480GB"]
+
+
+@pytest.mark.parametrize("name", GPUS)
 def test_a_card_has_the_cluster_of_its_kind_and_its_own_memory(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     of_cores = importlib.resources.files("t2tp.planner") / "clusters/cpu.toml"

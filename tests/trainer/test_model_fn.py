@@ -35,8 +35,7 @@ def programs(**values):
         made[mode] = t2tp.Program(
             lambda mesh, features, mode=mode: model_fn(mesh, features, mode, hparams).outputs(),
             {"x": t2tp.Feature("batch:8")},
-            mesh_shape="data:2",
-            layout="batch:data",
+            layout=t2tp.Layout("data:2", "batch:data"),
             cluster=made[ModeKeys.TRAIN].cluster if made else None,
             variables=made[ModeKeys.TRAIN].variables if made else None,
         )

@@ -70,8 +70,7 @@ def evaluated(data_dir, kind, batch_size, mesh_shape, step):
     program = t2tp.Program(
         lambda mesh, features: model_fn(mesh, features, ModeKeys.EVAL, hparams).outputs(),
         inputs.features,
-        mesh_shape=mesh_shape,
-        layout=hparams.layout,
+        layout=t2tp.Layout(mesh_shape, hparams.layout),
     )
     sums: Counter[str] = Counter()
     for number in range(min(len(inputs.stream), 160 // batch_size)):

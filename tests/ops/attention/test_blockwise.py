@@ -109,9 +109,10 @@ def test_long_ones_are_computed_block_by_block(length, options, method):
     assert names["method"] == method
 
 
-@pytest.mark.parametrize(
-    ("threads", "rows", "keys"), [(1, 2, 256), (2, 2, 512), (2, 15, 512), (2, 16, 256)]
-)
+BLOCKS = [(1, 2, 256), (2, 2, 512), (2, 15, 512), (2, 16, 256)]
+
+
+@pytest.mark.parametrize(("threads", "rows", "keys"), BLOCKS)
 def test_only_threads_that_share_few_rows_have_large_blocks(monkeypatch, threads, rows, keys):
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: threads)
     assert blockwise.key_block_of(4096, rows, None) == keys

@@ -43,10 +43,11 @@ def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, recomp
     return y != 0
 
 
+CASES = [*in_turn(MESHES[1:], METHODS), ("", "", "blockwise")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh_shape", "layout", "method"), [*in_turn(MESHES[1:], METHODS), ("", "", "blockwise")]
-)
+@pytest.mark.parametrize(("mesh_shape", "layout", "method"), CASES)
 def test_any_mesh_drops_the_same(mesh_shape, layout, method):
     reference = kept_weights()
     np.testing.assert_array_equal(kept_weights(method, mesh_shape, layout), reference)

@@ -75,8 +75,7 @@ def test_devices_of_any_mesh_are_fed_the_same(data_dir, kind):
         program = t2tp.Program(
             lambda mesh, given: {name: mtf.identity(each) for name, each in given.items()},
             features,
-            mesh_shape=mesh_shape,
-            layout=layout,
+            layout=t2tp.Layout(mesh_shape, layout),
         )
         # The epochs of the mixture's problems end in the batches 9 and 23.
         for step in (0, 9, 10, 23, 24, 1000):

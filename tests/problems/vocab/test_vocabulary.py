@@ -229,9 +229,10 @@ def test_a_model_of_sentencepiece_with_other_ids_is_refused():
         SubwordVocabulary(model.getvalue())
 
 
-@pytest.mark.parametrize(
-    "failure", [ValueError("a.tsv, line 61"), OSError(5, "gone", "a.tsv"), KeyboardInterrupt()]
-)
+FAILURES = [ValueError("a.tsv, line 61"), OSError(5, "gone", "a.tsv"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
 def test_what_is_wrong_with_the_texts_comes_out_as_it_is(failure):
     def texts():
         yield from TEXTS

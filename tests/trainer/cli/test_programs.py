@@ -342,10 +342,11 @@ def test_programs_whose_import_is_not_quiet_import_no_tensorflow():
     run_code(_BODIES)
 
 
+TYPED = [["t2tp_plan", "--help"], ["t2tp_plan", *PLAN]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [["t2tp_plan", "--help"], ["t2tp_plan", *PLAN]], ids=["help", "plan"]
-)
+@pytest.mark.parametrize("words", TYPED, ids=["help", "plan"])
 def test_a_closed_pipe_ends_a_program_without_a_word(words):
     command = [sys.executable, "-m", "t2tp.trainer.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -84,9 +84,10 @@ def test_a_sound_training_goes_on(tmp_path):
     assert checkpoint.all_steps(tmp_path / "checkpoints") == [4, 6]
 
 
-@pytest.mark.parametrize(
-    "number", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.ci_only) for n in range(3, 8))]
-)
+FAULTY = [0, 1, 2, *(pytest.param(n, marks=pytest.mark.ci_only) for n in range(3, 8))]
+
+
+@pytest.mark.parametrize("number", FAULTY)
 def test_a_flipped_bit_is_found_and_its_device_named(tmp_path, number):
     """With four copies, the majority is right; with two copies, a replay shows which is wrong."""
     random = np.random.default_rng(number)

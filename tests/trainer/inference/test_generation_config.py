@@ -54,9 +54,10 @@ def test_sequence_to_sequence_models_search_and_some_formats_are_greedy(tmp_path
         assert options(tmp_path, SAMPLES, **given).method == "greedy"
 
 
-@pytest.mark.parametrize(
-    ("penalty", "message"), [(2.0, r"\*\* 2.0 \(alpha\)"), (0, ""), (-1.0, "length_penalty=-1.0")]
-)
+PENALTIES = [(2.0, r"\*\* 2.0 \(alpha\)"), (0, ""), (-1.0, "length_penalty=-1.0")]
+
+
+@pytest.mark.parametrize(("penalty", "message"), PENALTIES)
 def test_another_effect_of_a_length_penalty_is_reported(tmp_path, caplog, penalty, message):
     config = {"length_penalty": penalty}
     assert options(tmp_path, config).method == "greedy"

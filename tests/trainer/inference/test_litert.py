@@ -28,11 +28,12 @@ def _runner(path: Path):
     return interpreter.Interpreter(str(path)).get_signature_runner("serving_default")
 
 
+RUNS = [(PAIRS, ["two one", "sechs acht", "x"]), (TEXTS, ["import ", "", "de"])]
+
+
 @pytest.mark.ci_only
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("names", "lines"), [(PAIRS, ["two one", "sechs acht", "x"]), (TEXTS, ["import ", "", "de"])]
-)
+@pytest.mark.parametrize(("names", "lines"), RUNS)
 def test_a_text_model_decodes_as_the_decoder(tmp_path, capsys, monkeypatch, names, lines):
     run = train(tmp_path, names)
     options = "beam_size=1,extra_length=6"

@@ -170,9 +170,10 @@ def entries(directory: Path) -> set[str]:
     return {name for name in names if "tmp-" not in name}
 
 
-@pytest.mark.parametrize(
-    "name", ["run.lock", "heartbeat.json", "run.yaml", "eval/eval.jsonl", "eval"]
-)
+FOREIGN = ["run.lock", "heartbeat.json", "run.yaml", "eval/eval.jsonl", "eval"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
 def test_no_training_writes_through_a_link_of_a_sent_run(tmp_path, name):
     other, run = tmp_path / "other", tmp_path / "run"
     run.mkdir()
