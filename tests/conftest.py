@@ -167,8 +167,7 @@ def _make_devices() -> None:
         tf.config.experimental.enable_op_determinism()
     else:
         tf.config.set_visible_devices([], "GPU")
-        # The tests run only a few steps, and Grappler doubles the time until the first step.
-        # Programs that tests start as processes of their own use Grappler.
+        # As `t2tp.connect` does when it makes the devices.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 

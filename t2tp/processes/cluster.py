@@ -23,17 +23,6 @@ TIME_LIMIT = 600.0
 # Max virtual devices of a process. Creating 8192 devices takes half a second.
 MAX_VIRTUAL_CPUS = 8192
 
-# Passes of TensorFlow's graph optimizer (Grappler) that take 40 % of the time from tracing to the
-# end of the first step, and do not make a step on CPUs faster (docs/engine.md, "Speed").
-SKIPPED_PASSES = (
-    "constant_folding",
-    "dependency_optimization",
-    "function_optimization",
-    "implementation_selector",
-    "layout_optimizer",
-    "remapping",
-)
-
 # (kind of devices, their number per process, client that talks to the other processes). Set once,
 # because TensorFlow cannot change its set of processes.
 _joined: tuple[str, int, CoordinationClient] | None = None
@@ -239,7 +228,7 @@ def _local_devices(each: int) -> str:
         )
     if gpus:
         return "GPU"
-    _prepare_virtual_cpus(each)
+    _check_virtual_cpus(each)
     try:
         _make_virtual_cpus(each)
     except RuntimeError as error:
@@ -271,21 +260,21 @@ def _cards_are_whole() -> bool:
     return len(logical("GPU")) == len(physical("GPU"))
 
 
-def _prepare_virtual_cpus(count: int) -> None:
-    """Checks the number of devices; skips `SKIPPED_PASSES` unless the user has set them."""
+def _check_virtual_cpus(count: int) -> None:
+    """Checks the number of devices."""
     if count > MAX_VIRTUAL_CPUS:
         raise ValueError(
             f"A mesh with {count} processors in one process needs {count} virtual CPU devices, and"
             f" there can be at most {MAX_VIRTUAL_CPUS}. To see what such a layout costs without"
             " devices, t2tp_trainer has --explain_layout."
         )
-    chosen = tf.config.optimizer.get_experimental_options()
-    skipped = {name: False for name in SKIPPED_PASSES if name not in chosen}
-    tf.config.optimizer.set_experimental_options(skipped)
 
 
 def _make_virtual_cpus(count: int) -> None:
-    """Creates the devices and gives each its share of the cores.
+    """Creates the devices, gives each its share of the cores, and turns Grappler off.
+
+    TensorFlow's graph optimizer (Grappler) takes over half of TensorFlow's time before the first
+    step, on each device again, and makes no step on CPUs faster.
 
     While other devices keep the cores busy, parallelizing an operation over all cores costs more
     than it gains: a mesh of 2x4 devices on 2 cores ran 20 % faster without this parallelism.
@@ -294,6 +283,7 @@ def _make_virtual_cpus(count: int) -> None:
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(count)],
     )
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
     if count > 1 and not is_chosen:
         threads = max(1, threads_of_an_operation() // count)
@@ -310,7 +300,7 @@ def threads_of_an_operation() -> int:
 
 
 def _virtual_cpus(count: int) -> list[str]:
-    _prepare_virtual_cpus(count)
+    _check_virtual_cpus(count)
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         # Fails if TensorFlow is initialized already; then there is one CPU device.

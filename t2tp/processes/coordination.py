@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -40,6 +41,8 @@ _CHUNK_BYTES = 1 << 17  # Bytes of each buffer of a sent tensor.
 # A key that always exists: reading it shows that process 0 answers, and its value is the latest
 # announcement. (Waiting for a missing key costs process 0 memory each time.)
 _PULSE = "pulse"
+# Lines of TensorFlow's errors before the first line that says what is wrong.
+_PREAMBLE = re.compile(r"Detected at node |<stack traces |\d+ root error")
 _WATCH_SECONDS = 2.0
 _REPORT_SECONDS = 3.0  # Time to wait for the reports of the other processes.
 _SILENCE_SECONDS = 20.0  # If process 0 does not answer for this time, it counts as lost.
@@ -378,8 +381,9 @@ class CoordinationClient:
 
 def one_line(error: BaseException) -> str:
     """Formats an exception in one line, without the graph location of TensorFlow's errors."""
-    paragraph = str(error).strip().rpartition("\n\n")[2]
-    return f"{type(error).__name__}: {paragraph.partition(chr(10))[0]}"
+    lines = str(error).strip().rpartition("\n\n")[2].splitlines()
+    told = [line.strip() for line in lines if not _PREAMBLE.match(line)]
+    return f"{type(error).__name__}: {''.join(told[:1])}"
 
 
 def _key(name: str) -> str:
