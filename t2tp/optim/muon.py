@@ -72,8 +72,7 @@ class Muon(Adam):
             for (target, matrices), moment, direction in zip(
                 group, moments, directions, strict=True
             ):
-                scale = self.hparams.optimizer_muon_relative_rate * self._scale(*matrices.size)
-                update = functools.partial(self._follow, target.decay, scale)
+                update = functools.partial(self._follow, target.decay, self._scale(*matrices.size))
                 inputs = [target.grad, direction, target.rate]
                 operations.append(UpdateOperation("muon", [target.var, moment], inputs, update))
         return operations
@@ -124,11 +123,13 @@ class Muon(Adam):
         moment: tf.Variable,
         grad: tf.Tensor,
         direction: tf.Tensor,
-        rate: tf.Tensor,
+        global_rate: tf.Tensor,
     ) -> None:
         # Not computed with the direction, because it would stay in memory until here.
         part = self.constant(1.0 - self.hparams.optimizer_muon_momentum)
         subtract_scaled(moment, part, moment - grad)
+        relative = self.hparams.optimizer_muon_relative_rate
+        rate = self.shared(("muon", global_rate.ref()), lambda: global_rate * relative)
         self.shrink(var, rate, decay)
         step = self.shared(("step", rate.ref(), scale), lambda: rate * scale)
         subtract_scaled(var, step, tf.cast(direction, tf.float32))

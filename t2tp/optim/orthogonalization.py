@@ -258,8 +258,10 @@ class OrthogonalizeOperation(Operation):
         grads = [lowering.slice(grad) for grad in self._grads]
         stacked = []
         for each, grad, slot in zip(self._variables, grads, self._moments, strict=True):
-            # Nesterov's momentum: the average of the gradient and the new moment.
-            direction = grad + self._momentum**2 * (lowering.slice(slot.value) - grad)
+            # Nesterov's momentum: the average of the gradient and the new moment. (As a multiple of
+            # the gradient plus the rest, it would lose a digit where the moment is small.)
+            moment = lowering.slice(slot.value)
+            direction = moment + (1.0 - self._momentum**2) * (grad - moment)
             direction = mesh_impl.masked(direction, each.var.shape)
             stacked.append(each.stacked(tf.cast(direction, self._placement.dtype)))
         whole = self._dealt_out(mesh_impl, tf.concat(stacked, 0))
