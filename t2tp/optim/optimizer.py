@@ -195,10 +195,7 @@ class Optimizer(mtf.optimize.Optimizer):
             ("shrink", rate.ref(), weight_decay, var.dtype),
             lambda: tf.cast(rate * weight_decay, var.dtype),
         )
-        if var.dtype.size < 4:
-            var.assign_sub(var * factor, read_value=False)
-        else:  # Stores no tensor for the product.
-            tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=factor, delta=var)
+        subtract_scaled(var, factor, var)
 
 
 class UpdateOperation(mtf.Assign):
@@ -262,8 +259,8 @@ def variable_slice(lowering: Lowering, var: mtf.Variable) -> tf.Variable:
     return lowering.variables[var].laid_out_tensor.slice
 
 
-def subtract_scaled(var: tf.Variable, scale: tf.Tensor, update: tf.Tensor) -> None:
-    """Subtracts `scale * update`, both float32, from a slice of any dtype."""
+def subtract_scaled(var: tf.Variable, scale: tf.Tensor, update: tf.Tensor | tf.Variable) -> None:
+    """Subtracts `scale * update` from a slice; both have one dtype, float32 if the slice has it."""
     if var.dtype == tf.float32:  # Stores no tensor for the product.
         tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=scale, delta=update)
     else:
