@@ -1,4 +1,4 @@
-"""Compares what language models learn in equal processor seconds in t2tp and in nanoGPT's way.
+"""Compares what language models learn in equal processor seconds in t2tp, nanoGPT and nanochat.
 
 `peers/training.py` describes how each learner searches for its learning rate and trains. The
 results of a learner are stored when it ends, and a learner with stored results does not run again.
@@ -28,6 +28,7 @@ LEARNERS = {
     "nanoGPT, compiled": ("nanogpt", [*_ADAM, "--compile"]),
     "t2tp, Adam": ("learning_ours", _ADAM),
     "nanoGPT, torch's Muon": ("nanogpt", [_MUON, "--first_rate=0.008"]),
+    "nanochat": ("nanochat", [_MUON, "--first_rate=0.02"]),
 }
 # Learner -> another learner that takes the same steps, and whose best rate it uses.
 TUNED_AS = {"nanoGPT, compiled": "nanoGPT, eager"}
@@ -69,7 +70,7 @@ def _answer(program: str, arguments: list[str]) -> dict:
     Raises:
       AbsentError: the program fails.
     """
-    peer = Peer("", program, arguments, "torch" if program == "nanogpt" else "")
+    peer = Peer("", program, arguments, "" if program == "learning_ours" else "torch")
     try:
         peer.start(PATIENCE)
     finally:

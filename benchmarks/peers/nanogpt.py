@@ -17,12 +17,11 @@ args = turn.arguments()
 
 import functools
 import math
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from windows import Text
 
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
@@ -70,20 +69,6 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def tokens_of(split: str) -> np.ndarray:
-    """Returns all tokens of a split, from the files that t2tp reads."""
-    paths = sorted(Path(args.data_dir).glob(f"languagemodel_python_stdlib/{split}-*.targets"))
-    return np.concatenate([np.fromfile(path, "<u2") for path in paths])
-
-
-def windows(tokens: np.ndarray, begins: np.ndarray) -> torch.Tensor:
-    """Returns windows with the token before each, [batch, length + 1].
-
-    The window at 0 gets the last token of all, which ends a document, as the token before it.
-    """
-    return torch.from_numpy(tokens[begins[:, None] + np.arange(-1, sizes.length)].astype(np.int64))
-
-
 model = Gpt()
 initial = {name: value.clone() for name, value in model.state_dict().items()}
 compiled = torch.compile(model) if args.compile else model
@@ -97,8 +82,7 @@ optimizers = [torch.optim.AdamW(adam, betas=(0.9, 0.95), weight_decay=0.1, fused
 if args.optimizer == "muon":
     muon = [p for n, p in named.items() if p.ndim == 2 and is_muon[n]]
     optimizers.append(torch.optim.Muon(muon, adjust_lr_fn="match_rms_adamw"))
-train, validation = tokens_of("train"), tokens_of("validation")
-random = np.random.default_rng(0)
+text = Text(args.data_dir, sizes)
 
 
 def reset() -> None:
@@ -108,8 +92,7 @@ def reset() -> None:
 
 
 def step(number: int, rate: float) -> None:
-    begins = random.integers(1, len(train) - sizes.length, sizes.batch)
-    compiled(windows(train, begins)).backward()
+    compiled(text.batch()).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -118,11 +101,8 @@ def step(number: int, rate: float) -> None:
         optimizer.zero_grad()
 
 
-@torch.no_grad()
 def evaluate() -> float:
-    tokens = sizes.batch * sizes.length
-    begins = np.arange(0, training.EVALUATED * tokens, sizes.length).reshape(-1, sizes.batch)
-    return tokens * sum(model(windows(validation, each)).item() for each in begins)
+    return text.nats(model)
 
 
 training.learn(reset, step, evaluate, training.cosine, f"torch {torch.__version__}")

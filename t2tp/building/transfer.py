@@ -1,4 +1,4 @@
-"""Transfer of hyperparameters from a small model to a wide one (`transfer_from`).
+"""Transfer of hyperparameters from a small model to a wide or deep one (`transfer_from`).
 
 A wide model can use the best hyperparameters of a small one if initial values, learning rates and
 scales are adapted to the wide model's width (G. Yang et al., "Tensor Programs V", arXiv:2203.03466,
@@ -13,7 +13,12 @@ small model's, and with Adam its learning rate is an eighth
 (`t2tp.optim.optimizer.Optimizer.rate_factor`). The matrix that computes logits is called a *head*.
 The logits must be divided by the growth of the head's inputs. Dividing the head's initial values
 and its learning rate by this growth has the same effect. For logits that use the embedding table,
-`t2tp.layers.embedding` divides the activations. There are no rules for depth.
+`t2tp.layers.embedding` divides the activations.
+
+A transformer with k times the small model's layers divides the output of each block by k, and keeps
+initial values and rates (N. Dey et al., "CompleteP", arXiv:2505.01618, table 1, alpha = 1). In a
+step, all layers together then change the residual stream as much as the small model's layers. The
+counterpart of a layer has the layer's number modulo the small model's number of layers.
 """
 
 from __future__ import annotations
@@ -29,6 +34,10 @@ from t2tp.hparam import HParams
 
 # Integer hparams that are not widths: the depth, and sizes that the problem's data determines.
 _NO_WIDTH = re.compile("layer|vocab|classes|batch|length")
+DEPTH = "num_hidden_layers"
+# The scope of a layer.
+_LAYER = re.compile(r"\blayer_(\d+)\b")
+_OTHER_DEPTHS = ("num_encoder_layers", "num_decoder_layers")
 
 
 class Growth(NamedTuple):
@@ -52,8 +61,8 @@ class Transfer:
     """Compares a wide model with the small model on which its hyperparameters were tuned.
 
     Attributes:
-      small: the small model's hparams. They are the wide model's hparams, except that the widths
-        come from the set `transfer_from`.
+      small: the small model's hparams. They are the wide model's hparams, except that the widths,
+        and in transformers the depth, come from the set `transfer_from`.
     """
 
     def __init__(self, hparams: HParams) -> None:
@@ -61,7 +70,8 @@ class Transfer:
 
         Raises:
           LookupError: no set has this name.
-          ValueError: the set belongs to another model.
+          ValueError: the set belongs to another model, or it has another depth, and encoder or
+            decoder have a depth of their own.
         """
         self._hparams = hparams
         self.small = hparams.copy()
@@ -69,7 +79,8 @@ class Transfer:
         tuned = registry.hparams(hparams.transfer_from)
         for name, value in hparams.values().items():
             first = value[0] if isinstance(value, list) and value else value
-            if type(first) is not int or _NO_WIDTH.search(name):
+            is_depth = name == DEPTH and "num_heads" in hparams
+            if type(first) is not int or (_NO_WIDTH.search(name) and not is_depth):
                 continue
             if name not in tuned:
                 raise ValueError(
@@ -77,6 +88,12 @@ class Transfer:
                     f" {name}"
                 )
             self.small.set(name, tuned.get(name))
+        for name in _OTHER_DEPTHS:
+            if name in hparams and hparams.get(name) and self.ratio(DEPTH) != 1:
+                raise ValueError(
+                    f"transfer_from={hparams.transfer_from!r} has another {DEPTH}, and"
+                    f" {name}={hparams.get(name)} has no rule: set {name}=0"
+                )
         self._variables: Mapping[str, SmallVariable] = {}
 
     @classmethod
@@ -90,6 +107,20 @@ class Transfer:
         # Some models have the hparam `hidden_size` for all sizes, and some have no widths.
         name = dim_name if dim_name in self.small else "hidden_size"
         return self._hparams.get(name) / self.small.get(name) if name in self.small else 1.0
+
+    def resolved(self) -> HParams:
+        """Returns a transformer's hparams with the scales of this transfer, without it."""
+        found, width = self._hparams.copy(), self.ratio("d_model")
+        found.set("transfer_from", "")
+        own = found.attention_multiplier
+        found.attention_multiplier = (
+            own / self.ratio("d_kv") if own else (found.d_kv * self.ratio("d_kv")) ** -0.5
+        )
+        found.residual_multiplier /= self.ratio(DEPTH)
+        found.logits_divisor *= width**0.5 if found.scale_decoder_outputs else width
+        if found.scale_embeddings:
+            found.embedding_multiplier /= width**0.5
+        return found
 
     def set_small_variables(self, variables: Mapping[str, SmallVariable]) -> None:
         """Sets the small model's variables with a role. Until then, nothing is scaled."""
@@ -105,7 +136,7 @@ class Transfer:
         """
         if not self._variables:
             return default, SAME_SIZE
-        small = self._variables.get(name)
+        small = self._variables.get(self._counterpart(name))
         if small is None or small.role.kind != role.kind:
             raise ValueError(
                 f"transfer_from={self._hparams.transfer_from!r}: the model with the sizes of that"
@@ -122,6 +153,12 @@ class Transfer:
         )
         factor = {MATRIX: growth.inputs**-0.5, HEAD: 1 / growth.inputs}.get(role.kind, 1.0)
         return _scaled(small.initializer, factor, name), growth
+
+    def _counterpart(self, name: str) -> str:
+        if DEPTH not in self.small:
+            return name
+        depth = self.small.get(DEPTH)
+        return _LAYER.sub(lambda layer: f"layer_{int(layer[1]) % depth:02d}", name)
 
 
 def _size(dims: Iterable[upstream.Dimension]) -> int:

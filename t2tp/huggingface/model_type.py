@@ -6,6 +6,7 @@ from typing import Any
 
 import t2tp.hparams  # noqa: F401  (its sets register themselves)
 from t2tp import registry
+from t2tp.building.transfer import Transfer
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.layer_kinds import kinds_of_layers, pattern_of
@@ -281,8 +282,12 @@ def canonical(hparams: HParams) -> HParams:
     set, `qkv_bias` is false. The pattern of layers is the shortest equivalent one. An
     `attention_multiplier` of 0 means 1 / sqrt(d_kv), and is replaced by this number. `d_v` is 0 if
     it equals `d_kv`. `num_kv_heads` and the numbers of layers are never 0.
-    `context_length` is at least `max_length`. `moe_gating=top_2` is a case of `top_k`.
+    `context_length` is at least `max_length`. `moe_gating=top_2` is a case of `top_k`. The scales
+    of `transfer_from` become those of other hparams.
     """
+    transfer = Transfer.from_hparams(hparams)
+    if transfer is not None and "logits_divisor" in hparams:
+        hparams = transfer.resolved()
     result = hparams.copy()
     if "context_length" in hparams:
         result.context_length = context_length(hparams)

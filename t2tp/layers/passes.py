@@ -72,6 +72,11 @@ class FullForward:
     memory: EncodedMemory | None = None
     relative_bias: RelativeBias | None = None
 
+    @property
+    def length(self) -> mtf.Dimension:
+        """The length dimension."""
+        return self.sequence.length
+
     def token_mask(self) -> mtf.Tensor | None:
         """Returns booleans [batch..., length], false for padding; None: no padding."""
         segments = self.sequence.segments

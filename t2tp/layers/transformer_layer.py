@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.building.mesh import context_of
+from t2tp.building.transfer import DEPTH
 from t2tp.choices import NORM_POSITIONS
 from t2tp.layers.attention import AttentionLayer, CrossAttention
 from t2tp.layers.dropout import Dropout
@@ -38,7 +40,8 @@ class Residual:
       norm_position: `pre` (R. Xiong et al., arXiv:2002.04745), `post` (arXiv:1706.03762), `output`
         (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118).
       dropout: dropout of the block's output.
-      residual_multiplier: factor of the block's output.
+      residual_multiplier: factor of the block's output. With `transfer_from`, it is divided by the
+        growth of the depth; see `t2tp.building.transfer`.
       sequence_parallel: see `t2tp.layers.sequence_parallel`.
     """
 
@@ -63,7 +66,8 @@ class Residual:
             with tf1.variable_scope("output_norm"):
                 y = self.norm(y)
         y = self.dropout(y, training)
-        x += y if self.residual_multiplier == 1 else y * self.residual_multiplier
+        factor = self.residual_multiplier / context_of(x.mesh).ratio(DEPTH)
+        x += y if factor == 1 else y * factor
         return self.norm(x) if self.norm_position == "post" else x
 
     def between(self, x: mtf.Tensor) -> mtf.Tensor:

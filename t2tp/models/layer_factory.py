@@ -15,9 +15,11 @@ from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
+from t2tp.layers.passes import DecodeStep, ForwardPass
 from t2tp.layers.positions import context_length, learned, relative, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Stack
+from t2tp.layers.token_shift import previous, shifted
 from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.rotary import RotaryScaling
@@ -82,22 +84,22 @@ class LayerFactory:
         """Returns the token embedding, which also computes logits, with or without a bias."""
         return self._hparams.construct(Embedding, vocab, self.d_model, logits_bias=logits_bias)
 
-    def with_positions(
-        self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
-    ) -> mtf.Tensor:
-        """Adds position encodings to embeddings, and applies the embedding norm and dropout.
+    def with_positions(self, x: mtf.Tensor, forward: ForwardPass) -> mtf.Tensor:
+        """Adds position encodings to embeddings; applies the embedding norm, shift and dropout.
 
         With sequence parallelism, the length dimension is renamed; see `between_blocks`.
 
         Args:
-          x: [batch..., d_model], the embeddings.
-          positions: int32 [batch...].
-          training: whether dropout is on.
-          longest: the max number of positions.
+          x: [batch..., length, d_model], the embeddings; in a decode step [batch..., d_model].
+          forward: the forward pass.
 
         Raises:
-          ValueError: `longest` exceeds the number of learned positions.
+          ValueError: there are more positions than learned ones.
         """
+        if isinstance(forward, DecodeStep):
+            positions, longest = forward.positions, 1
+        else:
+            positions, longest = forward.sequence.positions, forward.length.size
         if self._hparams.sequence_parallel:
             x, positions = between_blocks(x), between_blocks(positions)
         if self._position == "learned":
@@ -114,7 +116,9 @@ class LayerFactory:
         if self._hparams.embedding_norm:
             with tf1.variable_scope("embedding_norm"):
                 x = self.norm(x)
-        return self._dropout(x, training)
+        if self._hparams.token_shift:
+            x = shifted(x, previous(x, forward, "embedding"), "token_shift")
+        return self._dropout(x, forward.training)
 
     def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:
         """Returns the bias of the attention scores; None if positions are not relative."""

@@ -13,13 +13,21 @@ from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
-from t2tp.layers.passes import DecodeStep, EncodedMemory, FullForward, Prefill, SequenceInfo
+from t2tp.layers.passes import (
+    DecodeStep,
+    EncodedMemory,
+    ForwardPass,
+    FullForward,
+    Prefill,
+    SequenceInfo,
+)
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
+from t2tp.ops.attention.api import RelativeBias
 
 
 @registry.register_model
@@ -107,15 +115,9 @@ class Transformer(AutoregressiveModel):
         targets, segments = features["targets"], features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
         memory, encoder_totals = self._encode(mesh, features, training)
-        x = self._embed_targets(
-            shifted_right(targets, segments, self._factory.bos_token_id),
-            sequence.positions,
-            training,
-        )
-        with tf1.variable_scope("decoder"):
-            bias = self._factory.relative_bias(mesh)
-            forward = FullForward(sequence, training, memory, bias)
-            x, totals = self._decoder(x, forward, encoder_totals)
+        before = shifted_right(targets, segments, self._factory.bos_token_id)
+        forward = FullForward(sequence, training, memory, self._decoder_bias(mesh))
+        x, totals = self._decode(before, forward, encoder_totals)
         return self._project(x), totals
 
     def build_prefill(
@@ -131,13 +133,9 @@ class Transformer(AutoregressiveModel):
         if prefix is None:
             rows = mtf.Shape([features["inputs"].shape.dims[0], mtf.Dimension("prefix_length", 1)])
             prefix = mtf.zeros(mesh, rows, tf.int32)
-        positions = token_positions(prefix)
-        x = self._embed_targets(
-            shifted_right(prefix, None, self._factory.bos_token_id), positions, False, length.size
-        )
-        with tf1.variable_scope("decoder"):
-            bias = self._factory.relative_bias(mesh)
-            self._decoder(x, Prefill(SequenceInfo(positions), length, state, memory, bias))
+        sequence, bias = SequenceInfo(token_positions(prefix)), self._decoder_bias(mesh)
+        before = shifted_right(prefix, None, self._factory.bos_token_id)
+        self._decode(before, Prefill(sequence, length, state, memory, bias))
         return state
 
     def build_decode_step(
@@ -145,13 +143,9 @@ class Transformer(AutoregressiveModel):
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
         before = previous_tokens(tokens, positions, self._factory.bos_token_id)
-        x = self._embed_targets(before, positions, False, 1)
-        state = dict(state)
-        with tf1.variable_scope("decoder"):
-            bias = self._factory.relative_bias(mesh)
-            x, _ = self._decoder(
-                x, DecodeStep(positions, state, state["inputs_segmentation"], bias)
-            )
+        state, bias = dict(state), self._decoder_bias(mesh)
+        forward = DecodeStep(positions, state, state["inputs_segmentation"], bias)
+        x, _ = self._decode(before, forward)
         return mtf.cast(self._project(x).logits, tf.float32), state
 
     def _encode(
@@ -166,23 +160,27 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("" if self._is_shared else "encoder"):
             x = self._inputs_embedding(inputs, self._factory.dtype)
         with tf1.variable_scope("encoder"):
-            x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
             bias = self._factory.relative_bias(mesh)
-            x, totals = self._encoder(x, FullForward(sequence, training, relative_bias=bias))
+            forward = FullForward(sequence, training, relative_bias=bias)
+            x, totals = self._encoder(self._factory.with_positions(x, forward), forward)
         x, segments = (
             mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
             for tensor in (x, segments)
         )
         return EncodedMemory(x, segments), totals
 
-    def _embed_targets(
-        self, tokens: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int | None = None
-    ) -> mtf.Tensor:
-        longest = tokens.shape.dims[-1].size if longest is None else longest
+    def _decoder_bias(self, mesh: Mesh) -> RelativeBias | None:
+        with tf1.variable_scope("decoder"):
+            return self._factory.relative_bias(mesh)
+
+    def _decode(
+        self, tokens: mtf.Tensor, forward: ForwardPass, encoder_totals: Totals = ()
+    ) -> tuple[mtf.Tensor, Totals]:
+        """Applies the embedding and the decoder's layers to [batch...]."""
         with tf1.variable_scope("" if self._is_shared else "decoder"):
             x = self._embedding(tokens, self._factory.dtype)
         with tf1.variable_scope("decoder"):
-            return self._factory.with_positions(x, positions, training, longest)
+            return self._decoder(self._factory.with_positions(x, forward), forward, encoder_totals)
 
     def _project(self, x: mtf.Tensor) -> Projection:
         with tf1.variable_scope("" if self._is_shared else "decoder"):

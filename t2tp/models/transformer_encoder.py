@@ -213,9 +213,9 @@ class TransformerEncoder(model.Model):
         x = self._embedding(tokens, self._factory.dtype)
         if self.hparams.token_types:
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
-        x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._factory.relative_bias(mesh)
-        return self._stack(x, FullForward(sequence, training, relative_bias=bias))
+        forward = FullForward(sequence, training, relative_bias=bias)
+        return self._stack(self._factory.with_positions(x, forward), forward)
 
     def _embedded_types(self, types: mtf.Tensor) -> mtf.Tensor:
         """Embeds token types, integers [batch, length] -> [batch, length, d_model]."""

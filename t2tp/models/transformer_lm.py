@@ -19,7 +19,7 @@ from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
-from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
+from t2tp.layers.passes import DecodeStep, ForwardPass, FullForward, Prefill, SequenceInfo
 from t2tp.layers.stack import StackPass, apply_stacks
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import (
@@ -160,10 +160,12 @@ class TransformerLm(AutoregressiveModel):
             features.get(FIRST_TOKEN, self._factory.bos_token_id),
             features.get("targets_previous"),
         )
-        x = self._embedding(tokens, self._factory.dtype)
-        x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._factory.relative_bias(mesh)
-        return StackPass(self._stack, x, FullForward(sequence, training, relative_bias=bias))
+        forward = FullForward(sequence, training, relative_bias=bias)
+        return StackPass(self._stack, self._embedded(tokens, forward), forward)
+
+    def _embedded(self, tokens: mtf.Tensor, forward: ForwardPass) -> mtf.Tensor:
+        return self._factory.with_positions(self._embedding(tokens, self._factory.dtype), forward)
 
     def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
@@ -177,10 +179,9 @@ class TransformerLm(AutoregressiveModel):
         positions = token_positions(prefix)
         state: DecodeState = {n: x for n, x in features.items() if n == FIRST_TOKEN}
         first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
-        x = self._embedding(shifted_right(prefix, None, first), self._factory.dtype)
-        x = self._factory.with_positions(x, positions, False, length.size)
         bias = self._factory.relative_bias(mesh)
-        self._stack(x, Prefill(SequenceInfo(positions), length, state, relative_bias=bias))
+        forward = Prefill(SequenceInfo(positions), length, state, relative_bias=bias)
+        self._stack(self._embedded(shifted_right(prefix, None, first), forward), forward)
         return state
 
     def build_decode_step(
@@ -189,9 +190,8 @@ class TransformerLm(AutoregressiveModel):
         """See `AutoregressiveModel`."""
         first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
         before = previous_tokens(tokens, positions, first)
-        x = self._embedding(before, self._factory.dtype)
-        x = self._factory.with_positions(x, positions, False, 1)
         state = dict(state)
         bias = self._factory.relative_bias(mesh)
-        x, _ = self._stack(x, DecodeStep(positions, state, relative_bias=bias))
+        forward = DecodeStep(positions, state, relative_bias=bias)
+        x, _ = self._stack(self._embedded(before, forward), forward)
         return mtf.cast(self._embedding.logits(x), tf.float32), state

@@ -184,6 +184,7 @@ def test_a_model_trained_from_scratch_is_exported_or_what_is_in_the_way_is_named
     source, run = (Run(tmp_path / name, tmp_path / "data", PROBLEM) for name in ("source", "run"))
     sizes = "d_model=16,d_ff=32,num_heads=4,d_kv=4,num_hidden_layers=1,context_length=32"
     sizes += ",mesh_shape=,zero_stage=0,activation_dtype=float32,microbatches=1"
+    sizes += ",transfer_from=transformer_lm_plain_tiny"  # Its scales are written as numbers.
     flags = {"hparams_set": "llama_7b", "warm_start_from": None, "train_steps": 2}
     train(source, run, sizes, **flags)
     out = tmp_path / "hf"
@@ -213,4 +214,4 @@ def test_each_set_has_a_type_or_hparams_that_no_type_has():
         if name.startswith(("gpt2", "gpt3", "llama", "vit_base")):
             assert {} in obstacles
         if name in ("transformer_lm_tiny", "transformer_lm_base"):
-            assert {"embedding_norm": True} in obstacles
+            assert {"embedding_norm": True, "token_shift": True} in obstacles

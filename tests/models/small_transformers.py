@@ -107,8 +107,8 @@ def with_types(make: Callable[[], dict[str, np.ndarray]], name: str) -> Callable
 
 BOTH = {"inputs": VOCAB_SIZE, "targets": VOCAB_SIZE}
 FAMILIES = {
-    "lm": Family("transformer_lm", make_batch, {"targets": VOCAB_SIZE}, {}),
-    "encdec": Family("transformer", pairs, BOTH, {}),
+    "lm": Family("transformer_lm", make_batch, {"targets": VOCAB_SIZE}, {"token_shift": True}),
+    "encdec": Family("transformer", pairs, BOTH, {"token_shift": True}),
     "classes": Family(
         "transformer_encoder", classes, {"inputs": VOCAB_SIZE, "targets": 2}, NO_DROPOUT
     ),

@@ -12,10 +12,12 @@ DECAY = 0.1
 def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
     """Returns the mean negative log-likelihood of tokens [batch, length + 1]."""
     x = rms_norm(p["embedding"][tokens[:, :-1]], p["embedding_norm/norm_scale"])
+    x = shifted(x, p["token_shift"])
     for layer in range(sum(name.endswith("attention/q") for name in p)):
         block = f"layer_{layer:02d}/attention"
         y = rms_norm(x, p[f"{block}/norm_scale"])
-        q, k, v = (torch.einsum("btd,dhk->bhtk", y, p[f"{block}/{name}"]) for name in "qkv")
+        read = {"q": y} | {n: shifted(y, p[f"{block}/{n}_shift"]) for n in "kv"}
+        q, k, v = (torch.einsum("btd,dhk->bhtk", read[n], p[f"{block}/{n}"]) for n in "qkv")
         q, k = (rms_norm(t, p[f"{block}/{n}_norm/norm_scale"]) for n, t in (("q", q), ("k", k)))
         attended = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
         x = x + torch.einsum("bhtk,hkd->btd", attended, p[f"{block}/output"])
@@ -24,6 +26,10 @@ def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor
         x = x + (F.silu(y @ p[f"{block}/gate"]) * (y @ p[f"{block}/input"])) @ p[f"{block}/output"]
     logits = rms_norm(x, p["final/norm_scale"]) @ p["embedding"].T
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def shifted(x: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    return x + share * F.pad(x, (0, 0, 1, 0))[:, :-1]
 
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Transfer of hyperparameters: the multipliers match mup 1.0.0 in any layout."""
+"""Transfer of hyperparameters: factors of mup 1.0.0 and of CompleteP, in any layout."""
+
+import re
 
 import numpy as np
 import pytest
@@ -58,19 +60,20 @@ def test_factors_of_a_wide_model_are_those_of_mup(optimizer, factors):
 
 
 @pytest.mark.parametrize(("family", "tuned"), [("lm", "lm_plain"), ("moe", "moe")])
-def test_initial_values_follow_the_width_of_the_small_model(family, tuned):
+def test_initial_values_follow_the_sizes_of_the_small_model(family, tuned):
     # An expert's matrix scales like other matrices; the router scales like a head.
-    every = {"moe_every": 2, "num_hidden_layers": 2} if family == "moe" else {}
-    wider = {"transfer_from": f"transformer_{tuned}_tiny", **every}
+    every = {"moe_every": 2} if family == "moe" else {}
+    wider = {"transfer_from": f"transformer_{tuned}_tiny", "num_hidden_layers": 4, **every}
     program = make(family, "one device", 0, "adam", **wider)
     variables = {v.name: v for v in program.graph()[0].trainable_variables}
-    sizes = {"d_model": 128, "d_ff": 512, "num_heads": 4, "d_kv": 32, **every}
-    small = make(family, "one device", 0, "adam", **sizes)
+    sizes = {"d_model": 128, "d_ff": 512, "num_heads": 4, "d_kv": 32, "num_hidden_layers": 2}
+    small = make(family, "one device", 0, "adam", **sizes, **every)
     wide = {v.name: v for v in small.graph()[0].trainable_variables}
     powers = {"matrix": -0.5, "head": -1.0} | {n: -1.0 for n in variables if "router" in n}
     for name, variable in variables.items():
-        of_small = getattr(wide[name].get_master().initializer, "stddev", 0.0)
-        growth = [mtf.Shape(declared(v).role.inputs).size for v in (variable, wide[name])]
+        other = wide[re.sub(r"layer_(\d+)", lambda each: f"layer_{int(each[1]) % 2:02d}", name)]
+        of_small = getattr(other.get_master().initializer, "stddev", 0.0)
+        growth = [mtf.Shape(declared(v).role.inputs).size for v in (variable, other)]
         power = powers.get(name, powers.get(declared(variable).role.kind, 0.0))
         found = getattr(variable.get_master().initializer, "stddev", 0.0)
         assert found == pytest.approx(of_small * (growth[0] / growth[1]) ** power), name
