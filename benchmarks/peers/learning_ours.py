@@ -1,4 +1,4 @@
-"""`transformer_lm_tiny` in t2tp with its own schedule, also with 0.5 and 0.6 of the budget."""
+"""`transformer_lm_tiny` in t2tp with its own schedule, also with less of the budget."""
 
 from __future__ import annotations
 
@@ -74,4 +74,4 @@ def evaluate() -> float:
 
 
 version = f"t2tp on tensorflow {tf.__version__}"
-training.learn(reset, step, evaluate, training.linear, version, shares=(0.5, 0.6, 1.0))
+training.learn(reset, step, evaluate, training.linear, version, shares=(0.4, 0.5, 0.6, 0.8, 1.0))
