@@ -9,7 +9,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.layers.heads import Heads, padded_to
 from t2tp.layers.passes import DecodeStep, ForwardPass, Prefill
-from t2tp.layers.token_shift import previous, shifted
+from t2tp.layers.token_shift import shifted
 from t2tp.ops.attention.api import AttentionMethod, attention
 from t2tp.ops.attention.decode_step import attention_step
 from t2tp.ops.attention.local_attention import local_attention, visible_positions
@@ -45,8 +45,7 @@ class SelfAttention:
       attention_soft_cap: see `attention`.
       attention_dropout: dropout rate of the attention weights.
       attention_method: see `attention`.
-      token_shift: whether keys and values are computed from shifted inputs; see
-        `t2tp.layers.token_shift`.
+      token_shift: whether keys and values are shifted; see `t2tp.layers.token_shift`.
     """
 
     heads: Heads
@@ -69,11 +68,9 @@ class SelfAttention:
         else:
             positions, length = forward.sequence.positions, forward.sequence.length
         q = self.heads.queries(x, length)
-        shape, of_values = x.shape, None
+        k, v = self.heads.keys_and_values(x, length)
         if self.token_shift:
-            before = previous(x, forward, f"{name}/x")
-            x, of_values = (shifted(x, before, f"{each}_shift") for each in "kv")
-        k, v = self.heads.keys_and_values(x, length, of_values)
+            k, v = shifted(k, forward, name, "k_shift"), shifted(v, forward, name, "v_shift")
         q, k = self._rotated(q, positions), self._rotated(k, positions)
         sinks = self.heads.sinks(x.mesh)
         if isinstance(forward, DecodeStep):
@@ -86,7 +83,7 @@ class SelfAttention:
                 soft_cap=self.attention_soft_cap,
                 sinks=sinks,
             )
-            return self.heads.output(attended, shape)
+            return self.heads.output(attended, x.shape)
         if isinstance(forward, Prefill):
             prefix = forward.sequence.length
             forward.store(name, *(padded_to(kv, prefix, forward.length) for kv in (k, v)))
@@ -103,7 +100,7 @@ class SelfAttention:
             dropout_rate=self.attention_dropout if forward.training else 0.0,
             method=self.attention_method,
         )
-        return self.heads.output(attended, shape)
+        return self.heads.output(attended, x.shape)
 
     def _rotated(self, x: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
         if self.rotary_base is None:

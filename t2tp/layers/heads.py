@@ -96,16 +96,14 @@ class Heads:
         return q if factor == 1.0 else q * factor
 
     def keys_and_values(
-        self, x: mtf.Tensor, length: mtf.Dimension | None, of_values: mtf.Tensor | None = None
+        self, x: mtf.Tensor, length: mtf.Dimension | None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Projects to keys and values [batch..., kv_heads, length, d_kv or d_v], like `queries`.
 
-        Values are projections of `of_values` if it is given, otherwise of `x`. The variables are
-        `k` and `v`, and the scope of the keys' norm is `k_norm`.
+        The variables are `k` and `v`, and the scope of the keys' norm is `k_norm`.
         """
         k = self._normed("k_norm", self._project(x, "k", [self.kv_heads, self.d_kv], length))
-        of_values = x if of_values is None else of_values
-        return k, self._project(of_values, "v", [self.kv_heads, self.d_v], length)
+        return k, self._project(x, "v", [self.kv_heads, self.d_v], length)
 
     def sinks(self, mesh: mtf.Mesh) -> mtf.Tensor | None:
         """Returns the variable `sinks`, float32 [heads]; None if there are no sinks."""

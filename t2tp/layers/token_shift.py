@@ -1,10 +1,11 @@
-"""Token shift: a layer reads a learned share of the previous token, too.
+"""Token shift: to each token's vector, a learned share of the previous token's vector is added.
 
 B. Peng et al., "RWKV: Reinventing RNNs for the Transformer Era" (arXiv:2305.13048), section 3.1,
-shift the inputs of all blocks. Here the embeddings are shifted, and the inputs of keys and values
-(M. Xu et al., "KV Shifting Attention Enhances Language Modeling", arXiv:2411.19574). A query then
-finds the tokens that followed the same token before with one layer of attention, not two, so that a
-model learns to copy repeated text after far fewer steps.
+shift the inputs of all blocks. Here embeddings are shifted, and keys and values (M. Xu et al., "KV
+Shifting Attention Enhances Language Modeling", arXiv:2411.19574). A query then finds what followed
+the same token before with one layer of attention, not two, so that a model learns to copy repeated
+text after far fewer steps. The shares of keys and values are split like the heads, so that tensor
+parallelism has no further all-reduce.
 """
 
 from t2tp import mtf
@@ -15,27 +16,45 @@ from t2tp.layers.sequence_parallel import between_blocks
 from t2tp.ops.gather import gather
 from t2tp.ops.scatter_update import scatter_update
 
-# A learned factor is initially this.
+# The initial value of all shares.
 INITIAL_SHARE = 0.5
 
 
-def previous(x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
-    """Returns the vector of each token's predecessor in its segment; zeros for a first token.
+def shifted(x: mtf.Tensor, forward: ForwardPass, key: str, name: str) -> mtf.Tensor:
+    """Adds to each vector a share of its predecessor in the same segment, if there is one.
 
     Args:
-      x: [batch..., length, features]; in a decode step [batch..., features].
-      forward: the forward pass. `Prefill` stores `x`, zero-padded, which a decode step extends.
-      name: the key of `x` in the decoding state.
+      x: [batch..., length, features], also with heads before the length; in a decode step without
+        the length.
+      forward: the forward pass. `Prefill` stores `x`, zero-padded, as `<key>/<name>`; a decode step
+        extends what is stored.
+      key: the layer's key in the decoding state.
+      name: the variable with the share of each feature of each head.
+
+    Returns:
+      a tensor like `x`.
     """
+    before = _previous(x, forward, f"{key}/{name}")
     if isinstance(forward, DecodeStep):
-        length = forward.state[name].shape.dims[-2]
-        stored = scatter_update(forward.state[name], x, forward.positions, length)
-        forward.state[name] = stored
+        of_tokens = forward.positions.shape.dims
+    else:
+        of_tokens = [*forward.sequence.positions.shape.dims[:-1], x.shape.dims[-2]]
+    dims = [dim for dim in x.shape.dims if dim not in of_tokens]
+    share = variables.norm(x.mesh, name, dims, INITIAL_SHARE)
+    return x + before * mtf.cast(share, x.dtype)
+
+
+def _previous(x: mtf.Tensor, forward: ForwardPass, key: str) -> mtf.Tensor:
+    """Returns the vector of each token's predecessor in its segment; zeros for a first token."""
+    if isinstance(forward, DecodeStep):
+        length = forward.state[key].shape.dims[-2]
+        stored = scatter_update(forward.state[key], x, forward.positions, length)
+        forward.state[key] = stored
         return gather(stored, forward.positions - 1, length, x.shape)  # Zeros for position -1.
     *_, length, _ = x.shape.dims
     before = mtf.shift(x, 1, length, wrap=False)
     if isinstance(forward, Prefill):
-        forward.state[name] = padded_to(x, length, forward.length)
+        forward.state[key] = padded_to(x, length, forward.length)
     segments = forward.sequence.segments
     if segments is None:
         return before
@@ -43,9 +62,3 @@ def previous(x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
         segments = between_blocks(segments)
     continues = mtf.equal(segments, mtf.shift(segments, 1, length, wrap=False))
     return before * mtf.cast(continues, x.dtype)
-
-
-def shifted(x: mtf.Tensor, before: mtf.Tensor, name: str) -> mtf.Tensor:
-    """Returns `x + share * before`, with the variable `name` [features] as the share."""
-    share = variables.norm(x.mesh, name, x.shape.dims[-1:], INITIAL_SHARE)
-    return x + before * mtf.cast(share, x.dtype)

@@ -19,7 +19,7 @@ from t2tp.layers.passes import DecodeStep, ForwardPass
 from t2tp.layers.positions import context_length, learned, relative, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Stack
-from t2tp.layers.token_shift import previous, shifted
+from t2tp.layers.token_shift import shifted
 from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.rotary import RotaryScaling
@@ -117,7 +117,7 @@ class LayerFactory:
             with tf1.variable_scope("embedding_norm"):
                 x = self.norm(x)
         if self._hparams.token_shift:
-            x = shifted(x, previous(x, forward, "embedding"), "token_shift")
+            x = shifted(x, forward, "embedding", "token_shift")
         return self._dropout(x, forward.training)
 
     def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:

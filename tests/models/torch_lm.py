@@ -16,9 +16,9 @@ def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor
     for layer in range(sum(name.endswith("attention/q") for name in p)):
         block = f"layer_{layer:02d}/attention"
         y = rms_norm(x, p[f"{block}/norm_scale"])
-        read = {"q": y} | {n: shifted(y, p[f"{block}/{n}_shift"]) for n in "kv"}
-        q, k, v = (torch.einsum("btd,dhk->bhtk", read[n], p[f"{block}/{n}"]) for n in "qkv")
+        q, k, v = (torch.einsum("btd,dhk->bhtk", y, p[f"{block}/{name}"]) for name in "qkv")
         q, k = (rms_norm(t, p[f"{block}/{n}_norm/norm_scale"]) for n, t in (("q", q), ("k", k)))
+        k, v = shifted(k, p[f"{block}/k_shift"]), shifted(v, p[f"{block}/v_shift"])
         attended = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
         x = x + torch.einsum("bhtk,hkd->btd", attended, p[f"{block}/output"])
         block = f"layer_{layer:02d}/feed_forward"
@@ -29,7 +29,8 @@ def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor
 
 
 def shifted(x: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    return x + share * F.pad(x, (0, 0, 1, 0))[:, :-1]
+    """Shifts [batch, (heads,) length, features]."""
+    return x + share.unsqueeze(-2) * F.pad(x, (0, 0, 1, 0))[..., :-1, :]
 
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -61,7 +62,9 @@ def trained(values, batches, optimizer):
         name: torch.nn.Parameter(torch.tensor(as_matrix(name, value)))
         for name, value in values.items()
     }
-    is_matrix = {n for n, p in parameters.items() if p.ndim > 1 and n != "embedding"}
+    is_matrix = {
+        n for n, p in parameters.items() if p.ndim > 1 and not n.endswith(("embedding", "_shift"))
+    }
     matrices = [parameters[name] for name in is_matrix]
     others = [p for name, p in parameters.items() if name not in is_matrix]
     # Rounded to float32, because constants in t2tp's graphs are float32 even in float64 programs.
