@@ -7,7 +7,7 @@ directory=${1:-demo}
 steps=${DEMO_STEPS:-700}
 run="--problem=languagemodel_python_stdlib --model=transformer_lm --hparams_set=transformer_lm_tiny
   --data_dir=$directory/data --output_dir=$directory/run --mesh_shape=data:2;model:2
-  --hparams=num_hidden_layers=3,max_length=256"
+  --hparams=num_hidden_layers=3,max_length=256,learning_rate_constant=0.045"
 
 echo "This demo trains a small language model of Python code on four virtual CPU devices: it makes the"
 echo "data, trains $steps steps, writes some code, and compares the model with gzip and xz. About five"

@@ -16,9 +16,9 @@ and its learning rate by this growth has the same effect. For logits that use th
 `t2tp.layers.embedding` divides the activations.
 
 A transformer with k times the small model's layers divides the output of each block by k, and keeps
-initial values and rates (N. Dey et al., "CompleteP", arXiv:2505.01618, table 1, alpha = 1). In a
-step, all layers together then change the residual stream as much as the small model's layers. The
-counterpart of a layer has the layer's number modulo the small model's number of layers.
+initial values and rates (N. Dey et al., "CompleteP", arXiv:2505.01618, table 1, alpha = 1). The
+change of the residual stream in a step then has the same size in both models. The counterpart of a
+layer has the layer's number modulo the small model's number of layers.
 """
 
 from __future__ import annotations
