@@ -283,7 +283,7 @@ def canonical(hparams: HParams) -> HParams:
     `attention_multiplier` of 0 means 1 / sqrt(d_kv), and is replaced by this number. `d_v` is 0 if
     it equals `d_kv`. `num_kv_heads` and the numbers of layers are never 0.
     `context_length` is at least `max_length`. `moe_gating=top_2` is a case of `top_k`. The scales
-    of `transfer_from` become those of other hparams.
+    of `transfer_from` are moved to other hparams.
     """
     transfer = Transfer.from_hparams(hparams)
     if transfer is not None and "logits_divisor" in hparams:
