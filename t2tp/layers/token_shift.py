@@ -41,7 +41,9 @@ def shifted(x: mtf.Tensor, forward: ForwardPass, key: str, name: str) -> mtf.Ten
         of_tokens = [*forward.sequence.positions.shape.dims[:-1], x.shape.dims[-2]]
     dims = [dim for dim in x.shape.dims if dim not in of_tokens]
     share = variables.norm(x.mesh, name, dims, INITIAL_SHARE)
-    return x + before * mtf.cast(share, x.dtype)
+    # The gradient of the broadcast is a sum over tokens. Without it, the gradient of the product
+    # would be an einsum, whose rounding depends on a device's number of heads.
+    return x + before * mtf.broadcast(mtf.cast(share, x.dtype), x.shape)
 
 
 def _previous(x: mtf.Tensor, forward: ForwardPass, key: str) -> mtf.Tensor:
