@@ -243,7 +243,8 @@ def runs_by_arm(stored: dict) -> dict[tuple[str, str, str], dict[int, dict[int, 
 
 def table(stored: dict) -> str:
     """Returns tables of widths, depths and batch sizes: the best rate of each, and its loss."""
-    return "\n\n".join(_table(stored, measure) for measure in MEASURES)
+    measured = {FAMILIES[model].measure for model, _, _ in runs_by_arm(stored)}
+    return "\n\n".join(_table(stored, each) for each in MEASURES if each in measured)
 
 
 def _table(stored: dict, measure: str) -> str:
