@@ -3,7 +3,7 @@
     python benchmarks/learning/choices.py --data_dir=data [--runs="width 64;width 128"] [CHOICE ...]
 
 Each run changes one choice and keeps all others; it trains on one thread. Token shift, the latest
-choice of the set, is only in the run that names it. Its bits per byte of
+choice of the set, is only in the run that names it. The bits per byte of
 validation text are stored in choices.json at once, and a stored run is not repeated. At the end,
 prints the table of docs/learning.md.
 """

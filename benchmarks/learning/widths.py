@@ -107,13 +107,20 @@ FAMILIES = {
     "lm": Family("transformer_lm", "transformer_lm_tiny", *UNSHIFTED, _gated, 120),
     "lm_fan_in": Family("transformer_lm", "transformer_lm_tiny", *FAN_IN, _gated, 120),
     "deep": Family(
-        "transformer_lm", "transformer_lm_tiny", *TEXT, _deep, 120, 3, "depth", smallest=2
+        "transformer_lm",
+        "transformer_lm_tiny",
+        *TEXT,
+        _deep,
+        120,
+        seeds=3,
+        measure="depth",
+        smallest=2,
     ),
     "tokens_250k": Family(
-        "transformer_lm", "transformer_lm_tiny", *TEXT, _batch, 960, 1, "batch", smallest=4
+        "transformer_lm", "transformer_lm_tiny", *TEXT, _batch, 960, measure="batch", smallest=4
     ),
     "tokens_1m": Family(
-        "transformer_lm", "transformer_lm_tiny", *TEXT, _batch, 3840, 1, "batch", smallest=4
+        "transformer_lm", "transformer_lm_tiny", *TEXT, _batch, 3840, measure="batch", smallest=4
     ),
     # Several rates have almost the same loss: with one seed, the best rate would be random.
     "experts": Family("transformer_moe", "transformer_moe_tiny", *EXPERTS, seeds=3),

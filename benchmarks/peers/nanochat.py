@@ -7,8 +7,8 @@ layer; gated value embeddings in every second layer; a gated share of the previo
 embedding; a share of the middle layer's output is subtracted at the end. Muon with batched
 Newton-Schulz iterations updates matrices, AdamW the rest, each kind with its own rate. One factor
 of all rates is searched for: the rate of matrices stands for it. The rates fall to a twentieth in
-the last 65 % of the steps. Left out, because they matter only in long runs: windows of attention,
-NorMuon, Polar Express, and schedules of momentum and weight decay.
+the last 65 % of the steps. Left out: windows of attention, weight decay, the schedule of the
+momentum, NorMuon, Polar Express, and other refinements of Muon.
 """
 
 from __future__ import annotations

@@ -110,17 +110,17 @@ class Transfer:
 
     def resolved(self) -> HParams:
         """Returns a transformer's hparams with the scales of this transfer, without it."""
-        found, width = self._hparams.copy(), self.ratio("d_model")
-        found.set("transfer_from", "")
-        own = found.attention_multiplier
-        found.attention_multiplier = (
-            own / self.ratio("d_kv") if own else (found.d_kv * self.ratio("d_kv")) ** -0.5
+        result, width = self._hparams.copy(), self.ratio("d_model")
+        result.set("transfer_from", "")
+        own = result.attention_multiplier
+        result.attention_multiplier = (
+            own / self.ratio("d_kv") if own else (result.d_kv * self.ratio("d_kv")) ** -0.5
         )
-        found.residual_multiplier /= self.ratio(DEPTH)
-        found.logits_divisor *= width**0.5 if found.scale_decoder_outputs else width
-        if found.scale_embeddings:
-            found.embedding_multiplier /= width**0.5
-        return found
+        result.residual_multiplier /= self.ratio(DEPTH)
+        result.logits_divisor *= width**0.5 if result.scale_decoder_outputs else width
+        if result.scale_embeddings:
+            result.embedding_multiplier /= width**0.5
+        return result
 
     def set_small_variables(self, variables: Mapping[str, SmallVariable]) -> None:
         """Sets the small model's variables with a role. Until then, nothing is scaled."""

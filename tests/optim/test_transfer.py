@@ -92,5 +92,7 @@ def test_a_transferred_step_is_the_same_on_a_mesh(optimizer, stage):
 def test_a_set_with_other_variables_and_an_optimizer_without_rules_are_refused():
     with pytest.raises(ValueError, match="mlp_tiny.* d_"):
         make("lm", "one device", 0, transfer_from="mlp_tiny")
+    with pytest.raises(ValueError, match="num_encoder_layers=0"):
+        make("encdec", "one device", 0, transfer_from="transformer_tiny", num_encoder_layers=3)
     with pytest.raises(ValueError, match="adafactor"):
         make("lm", "one device", 0, "adafactor", **SET)
