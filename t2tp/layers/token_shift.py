@@ -14,6 +14,7 @@ from t2tp.layers.heads import padded_to
 from t2tp.layers.passes import DecodeStep, ForwardPass, Prefill
 from t2tp.layers.sequence_parallel import between_blocks
 from t2tp.ops.gather import gather
+from t2tp.ops.previous import previous
 from t2tp.ops.scatter_update import scatter_update
 
 # The initial value of all shares.
@@ -41,9 +42,21 @@ def shifted(x: mtf.Tensor, forward: ForwardPass, key: str, name: str) -> mtf.Ten
         of_tokens = [*forward.sequence.positions.shape.dims[:-1], x.shape.dims[-2]]
     dims = [dim for dim in x.shape.dims if dim not in of_tokens]
     share = variables.norm(x.mesh, name, dims, INITIAL_SHARE)
-    # The gradient of the broadcast is a sum over tokens. Without it, the gradient of the product
-    # would be an einsum, whose rounding depends on a device's number of heads.
-    return x + before * mtf.broadcast(mtf.cast(share, x.dtype), x.shape)
+    return x + _scaled(before, mtf.cast(share, x.dtype))
+
+
+def _scaled(x: mtf.Tensor, share: mtf.Tensor) -> mtf.Tensor:
+    """Multiplies `x` by `share`; `exact_sums` can add up the gradient with respect to `share`.
+
+    By default that gradient would be an einsum, whose rounding depends on a device's number of
+    heads.
+    """
+
+    def gradients(output_grads: list[mtf.Tensor], **_: object) -> list[mtf.Tensor]:
+        d_share = mtf.reduce_sum(output_grads[0] * x, output_shape=share.shape)
+        return [output_grads[0] * share, d_share]
+
+    return mtf.custom_gradient(lambda x, share: x * share, gradients, [x, share])
 
 
 def _previous(x: mtf.Tensor, forward: ForwardPass, key: str) -> mtf.Tensor:
@@ -54,13 +67,9 @@ def _previous(x: mtf.Tensor, forward: ForwardPass, key: str) -> mtf.Tensor:
         forward.state[key] = stored
         return gather(stored, forward.positions - 1, length, x.shape)  # Zeros for position -1.
     *_, length, _ = x.shape.dims
-    before = mtf.shift(x, 1, length, wrap=False)
     if isinstance(forward, Prefill):
         forward.state[key] = padded_to(x, length, forward.length)
     segments = forward.sequence.segments
-    if segments is None:
-        return before
-    if length != forward.sequence.length:
+    if segments is not None and length != forward.sequence.length:
         segments = between_blocks(segments)
-    continues = mtf.equal(segments, mtf.shift(segments, 1, length, wrap=False))
-    return before * mtf.cast(continues, x.dtype)
+    return previous(x, length, segments)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.ops.attention.api import attention
+from t2tp.ops.previous import previous
 from tests.ops.on_mesh import assert_close, with_gradients
 
 LENGTH, VOCAB = 16, mtf.Dimension("vocab", 8)
@@ -70,6 +71,7 @@ OPERATIONS = {
         lambda t: mtf.dropout(causal(mtf.sin(t)), True, rate=0.5), [causal(x)]
     ),
     "look-up": look_up,
+    "previous": lambda x, ids: causal(previous(causal(x), x.shape.dims[2], ids // 3)),
     "sum of rows": table_rows_of_ids,
     "loop": loop,
 }

@@ -121,16 +121,25 @@ def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_redu
     assert count <= 5 and size < ACTIVATIONS
 
 
-def test_for_head_tail_order_only_ids_move_whatever_the_number_of_layers():
-    """All later activations have the order of the ids, until the loss."""
-    moved = [
+@pytest.mark.parametrize("token_shift", [False, True])
+def test_for_head_tail_order_only_ids_move_whatever_the_number_of_layers(token_shift):
+    """All later activations have the order of the ids, until the loss.
+
+    Token shift also moves one end of each slice of the keys and values, and of their gradients.
+    """
+    one, two = (
         training_program(
-            "seq:2", layout="length:seq", num_hidden_layers=layers, attention_method="blockwise"
+            "seq:2",
+            layout="length:seq",
+            num_hidden_layers=layers,
+            attention_method="blockwise",
+            token_shift=token_shift,
         ).collectives()["permute", ("seq",)]
         for layers in (1, 2)
-    ]
-    assert moved[0] == moved[1]
-    assert moved[0][1] < 2 * TOKENS
+    )
+    moved = 4 if token_shift else 0
+    assert (two[0] - one[0], two[1] - one[1]) == (moved, moved * 2 * ACTIVATIONS // LENGTH)
+    assert token_shift or one[1] < 2 * TOKENS
 
 
 def test_biases_after_the_matrices_are_added_to_what_is_scattered():

@@ -20,6 +20,7 @@ from t2tp.ops.gather import gather
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.group_norm import group_norm
 from t2tp.ops.norms.layer_norm import layer_norm, rms_norm
+from t2tp.ops.previous import previous
 from t2tp.ops.rotary import RotaryScaling, rotary
 from t2tp.ops.scatter_update import scatter_update
 from tests.cases import in_turn
@@ -208,6 +209,14 @@ TABLE["cumsum of ones, bfloat16"] = Row(
     lambda x: mtf.cumsum(x, last(x)), tf.cumsum, ONES, [("x:2", "a:x")], dtype=tf.bfloat16,
     tolerance=2**-7,
 )  # fmt: skip
+TABLE["previous in its segment"] = Row(
+    lambda x, segments: previous(x, x.shape.dims[1], segments),
+    lambda x, segments: tf.where(
+        (tf.roll(segments, 1, 1) == segments) & (tf.range(8) > 0), tf.roll(x, 1, 1), 0.0
+    ),
+    X | {"segments": ("a:4;b:8", np.sort(np.random.default_rng(0).integers(0, 4, size=(4, 8))))},
+    MATRIX,
+)
 TABLE["one output of slicewise"] = Row(
     lambda x: mtf.slicewise(
         lambda x: (tf.sin(x), tf.square(x)),
