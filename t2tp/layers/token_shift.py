@@ -52,9 +52,11 @@ def _scaled(x: mtf.Tensor, share: mtf.Tensor) -> mtf.Tensor:
     heads.
     """
 
-    def gradients(output_grads: list[mtf.Tensor], **_: object) -> list[mtf.Tensor]:
-        d_share = mtf.reduce_sum(output_grads[0] * x, output_shape=share.shape)
-        return [output_grads[0] * share, d_share]
+    def gradients(
+        explicit_inputs: list[mtf.Tensor], output_grads: list[mtf.Tensor], **_: object
+    ) -> list[mtf.Tensor]:
+        (x, share), (dy,) = explicit_inputs, output_grads
+        return [dy * share, mtf.reduce_sum(dy * x, output_shape=share.shape)]
 
     return mtf.custom_gradient(lambda x, share: x * share, gradients, [x, share])
 
