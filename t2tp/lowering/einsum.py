@@ -51,18 +51,33 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
 
 def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
     """Lowers an einsum to a matmul, a look-up, or a sum of rows per id."""
-    if len(op.inputs) == 2:
-        for one_hot, other in (op.inputs, op.inputs[::-1]):
-            if _is_one_hot(one_hot):
-                ids = one_hot.operation.inputs[0]
-                dim = one_hot.shape.dims[-1]
-                if _is_look_up(ids, dim, other, op.outputs[0]):
-                    return _look_up(ids, dim, other, op.outputs[0], lowering)
-                if _is_sum_of_rows(ids, dim, other, op.outputs[0]):
-                    return _sum_of_rows(ids, dim, other, op.outputs[0], lowering)
+    by_rows = _by_rows(op)
     reduced = {d for x in op.inputs for d in x.shape.dims} - {*op.outputs[0].shape.dims}
+    if not lowering.mesh_impl(op).computes:
+        inputs = op.inputs if by_rows is None else by_rows[1:3]
+        return lowering.set_shapes(op, inputs, reduced)
+    if by_rows is not None:
+        rule, ids, other, dim = by_rows
+        return rule(ids, dim, other, op.outputs[0], lowering)
     with lowering.masking(op.inputs, reduced):
         return op.lower(lowering)
+
+
+def _by_rows(
+    op: upstream.ops.EinsumOperation,
+) -> tuple[Callable, upstream.Tensor, upstream.Tensor, upstream.Dimension] | None:
+    """Returns `_look_up` or `_sum_of_rows`, the ids, the other operand and the one-hot dimension.
+
+    Returns None if the einsum is neither.
+    """
+    for one_hot, other in (op.inputs, op.inputs[::-1]) if len(op.inputs) == 2 else ():
+        if _is_one_hot(one_hot):
+            ids, dim = one_hot.operation.inputs[0], one_hot.shape.dims[-1]
+            if _is_look_up(ids, dim, other, op.outputs[0]):
+                return _look_up, ids, other, dim
+            if _is_sum_of_rows(ids, dim, other, op.outputs[0]):
+                return _sum_of_rows, ids, other, dim
+    return None
 
 
 def _is_one_hot(tensor: upstream.Tensor) -> bool:

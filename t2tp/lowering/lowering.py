@@ -18,7 +18,7 @@ from t2tp.lowering.head_tail import CONSECUTIVE, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
-from t2tp.lowering.operation import hooks
+from t2tp.lowering.operation import hooks, is_local
 from t2tp.lowering.random import is_below, unchanged
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
 from t2tp.lowering.signature import applies_function
@@ -190,7 +190,7 @@ class GraphLowering(upstream.Lowering):
         rule = lower_linear if can_defer_past(op, self.users) else rule_of(type(op))
         op_hooks, mesh_impl = hooks(op), self._mesh_impl
         # An abstract program records collectives. Operations without any need only their shapes.
-        if not mesh_impl.computes and op_hooks.is_local(mesh_impl.layout):
+        if rule is not lower_linear and not mesh_impl.computes and is_local(op, mesh_impl.layout):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
             rule = functools.partial(lower_in_parts, rule=rule, dims=dims)
@@ -416,6 +416,23 @@ class GraphLowering(upstream.Lowering):
         mesh_impl = self.mesh_impl(tensor)
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
         self.set_sum_over_axes(tensor, value, sorted(axes))
+
+    def set_shapes(
+        self,
+        op: upstream.Operation,
+        inputs: Iterable[upstream.Tensor],
+        summed: Iterable[upstream.Dimension] = (),
+    ) -> None:
+        """Sets placeholders as the outputs of an operation that reads `inputs`.
+
+        The outputs are sums over `summed` dimensions. For abstract programs, which need only shapes
+        and collectives.
+        """
+        for x in inputs:
+            self.slice(x)  # A deferred sum is reduced, so that its collective is counted.
+        for y in op.outputs:
+            shape = self._mesh_impl.slice_shape(y.shape)
+            self.set_partial_sum(y, tf.compat.v1.placeholder(y.dtype, shape), summed)
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
         """Returns the number of parts of a sum over a dimension, and the number on this processor.

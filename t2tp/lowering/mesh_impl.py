@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -75,6 +76,7 @@ class Backend(NamedTuple):
       compiles_regions: whether XLA compiles the regions that operations mark.
       compiles_step: whether XLA compiles the whole step.
       max_segments: the largest number of segments in a row of the features; 0: unknown.
+      memory: bytes of memory for each device; infinite if unknown.
     """
 
     on_cpu: bool
@@ -82,6 +84,7 @@ class Backend(NamedTuple):
     compiles_step: bool
     uses_xla: bool = True
     max_segments: int = 0
+    memory: float = math.inf
 
     @property
     def scatters_copy(self) -> bool:
@@ -185,10 +188,24 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([result])
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
-        """Multiplies slices and sums over the dimensions that the result lacks."""
+        """Multiplies slices and sums over the dimensions that the result lacks.
+
+        Raises:
+          MemoryError: the result is larger than the memory of a device.
+        """
         if self.layout.exact_sums:
-            return matmul.einsum_of_any_slice(equation, *slices)
-        return matmul.einsum(equation, *slices, widen=self._widened if self.target.on_cpu else None)
+            result = matmul.einsum_of_any_slice(equation, *slices)
+        else:
+            widen = self._widened if self.target.on_cpu else None
+            result = matmul.einsum(equation, *slices, widen=widen)
+        num_bytes = math.prod(result.shape.as_list()) * result.dtype.size
+        if num_bytes > self.target.memory:
+            raise MemoryError(
+                f"a product {result.shape.as_list()} has {num_bytes / 1e9:,.1f} GB, and this"
+                f" machine has {self.target.memory / 1e9:,.1f} GB of memory for each device: use a"
+                " smaller batch, or more microbatches"
+            )
+        return result
 
     def _widened(self, x: tf.Tensor) -> tf.Tensor:
         """Converts to float32, once for all uses: for example, q, k and v use the same tensor."""

@@ -150,13 +150,7 @@ class Hooks:
         An abstract program does not lower such an operation, and uses only the output shapes.
         Override this if a split dimension that is not element-wise needs no collectives either.
         """
-        signature = self.signature
-        if signature is None or signature.linear or signature.cost in _WITHOUT_WORK:
-            return False
-        return all(
-            layout.axis_index(dim.name) is None or signature.is_elementwise(self, dim)
-            for dim in dims_of(self)
-        )
+        return self.signature is not None and needs_no_collectives(self, layout)
 
     def head_tail_dims(self, layout: Layout) -> Sequence[upstream.Dimension]:
         """Returns the dimensions for which the operation is faster in head-tail order."""
@@ -227,6 +221,25 @@ def hooks(op: upstream.Operation) -> Hooks:
 def signature_of(op: upstream.Operation) -> Signature:
     """Returns an operation's signature; `UNDECLARED` if it has none."""
     return hooks(op).signature or upstream_signature(op)
+
+
+def needs_no_collectives(op: upstream.Operation, layout: Layout) -> bool:
+    """Whether an operation's signature says that it only computes on the processor's slices."""
+    signature = signature_of(op)
+    if signature.linear or signature.cost in _WITHOUT_WORK:
+        return False
+    return all(
+        layout.axis_index(dim.name) is None or signature.is_elementwise(op, dim)
+        for dim in dims_of(op)
+    )
+
+
+def is_local(op: upstream.Operation, layout: Layout) -> bool:
+    """Returns `Hooks.is_local`, also for mesh-tensorflow's operations."""
+    if isinstance(op, Hooks):
+        return op.is_local(layout)
+    # With this order an operation may read more than its inputs, or be an assignment.
+    return signature_of(op).ordered is not ALL and needs_no_collectives(op, layout)
 
 
 def dims_of(op: upstream.Operation) -> list[upstream.Dimension]:

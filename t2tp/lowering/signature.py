@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -203,9 +204,15 @@ _UPSTREAM: dict[type, Signature | Callable[..., Signature]] = {
 }
 
 
+# The engine reads the signature of an operation about ten times.
+_computed: WeakKeyDictionary[upstream.Operation, Signature] = WeakKeyDictionary()
+
+
 def upstream_signature(op: upstream.Operation) -> Signature:
     """Returns the signature of mesh-tensorflow's operation, or of one derived from it."""
-    for base in type(op).__mro__:
-        if (known := _UPSTREAM.get(base)) is not None:
-            return known if isinstance(known, Signature) else known(op)
-    return UNDECLARED
+    if op not in _computed:
+        known = next(
+            (_UPSTREAM[base] for base in type(op).__mro__ if base in _UPSTREAM), UNDECLARED
+        )
+        _computed[op] = known if isinstance(known, Signature) else known(op)
+    return _computed[op]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ from t2tp.program.variables import (
     VariableSpec,
     fresh_variable_scopes,
     handles_for_masters,
+    machine_memory,
     padded,
 )
 
@@ -199,11 +201,13 @@ class Program:
         self._output_dtypes = {name: t.dtype for name, t in built.outputs.items()}
         self._log: list[Collective] = []
         compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla
+        local_devices = len(self.cluster.local_pnums)
         self._target = Backend(
             on_cpu=self.cluster.on_cpu,
             compiles_regions=xla is None and not compiles_step and not self.layout.exact_sums,
             compiles_step=compiles_step,
             uses_xla=xla is not False,
+            memory=machine_memory() / local_devices if self.cluster.on_cpu else math.inf,
         )
         self.segment_features = (
             [] if self.cluster.on_cpu else segment_features(built.graph.operations)

@@ -265,6 +265,11 @@ class StagedVariable:
         return self.held_by(pnum).slice_of(pnum)
 
 
+def machine_memory() -> int:
+    """Returns the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class Variables:
     """All variables of a run, shared by its training and evaluation programs.
 
@@ -320,7 +325,7 @@ class Variables:
             math.prod(self._layout.slice_size(spec.shape)) * spec.dtype.size for spec in new
         )
         num_bytes = slices * len(self.cluster.local_pnums)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = machine_memory()
         if self.cluster.on_cpu and num_bytes > memory:
             raise ValueError(
                 f"its variables have {num_bytes / 1e9:,.1f} GB in this process, and this machine"

@@ -230,3 +230,15 @@ def test_a_device_holds_what_the_shapes_of_weights_and_slots_say(optimizer):
     # `model` splits all weights in two, except positions and norms; `data` splits no weights.
     whole = sum(4 * v.spec.shape.size for v in program.variables if v.spec.trainable)
     assert 0.5 < kept[0] / whole < 0.6
+
+
+def test_a_product_larger_than_memory_is_refused_when_it_is_traced():
+    features = {"x": t2tp.Feature("a:1000000;d:2"), "y": t2tp.Feature("b:1000000;d:2")}
+
+    def step(mesh, given):
+        rows, columns = (x.shape.dims[0] for x in given.values())
+        return {"y": mtf.reduce_sum(mtf.einsum([*given.values()], [rows, columns]))}
+
+    program = t2tp.Program(step, features, mesh_shape="x:2", layout="a:x")
+    with pytest.raises(MemoryError, match=r"500000.* has 2,000.0 GB.*smaller batch"):
+        program(dict.fromkeys(features, np.ones([1000000, 2], np.float32)))
