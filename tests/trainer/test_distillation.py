@@ -1,5 +1,6 @@
 """Training with a teacher: its weights are read, frozen and never saved."""
 
+import functools
 import re
 
 import numpy as np
@@ -42,6 +43,18 @@ def teacher(tmp_path_factory, data_dir):
     return run
 
 
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory, data_dir, teacher):
+    """Returns a function that trains a student on one device, once for all tests."""
+
+    @functools.cache
+    def losses(student):
+        run = tmp_path_factory.mktemp("one") / "run"
+        return trained(run, data_dir, student, teacher=str(teacher))
+
+    return losses
+
+
 def test_a_teacher_of_no_weight_changes_nothing(tmp_path, data_dir, teacher):
     alone = trained(tmp_path / "alone", data_dir, STUDENT)
     taught = trained(
@@ -64,16 +77,16 @@ def test_a_model_has_nothing_to_learn_from_itself_without_dropout(tmp_path, data
 STAGES = "mesh_shape=stage:2,layout=layers:stage,microbatches=2"
 
 
-@pytest.mark.parametrize("mesh", ["", "mesh_shape=data:2;model:2", "microbatches=2", STAGES])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["mesh_shape=data:2;model:2", "microbatches=2", STAGES])
 def test_every_layout_learns_the_same_and_no_checkpoint_has_the_teacher(
-    tmp_path, data_dir, teacher, mesh
+    tmp_path, data_dir, teacher, on_one_device, mesh
 ):
     student = f"{STUDENT},num_hidden_layers=2"
     changes = ",".join(filter(None, [student, mesh]))
     run = tmp_path / "run"
     losses = trained(run, data_dir, changes, teacher=str(teacher))
-    reference = trained(tmp_path / "one", data_dir, student, teacher=str(teacher))
-    np.testing.assert_allclose(losses, reference, rtol=1e-5)
+    np.testing.assert_allclose(losses, on_one_device(student), rtol=1e-5)
     names = checkpoint.Checkpoint(checkpoint.last_finished(run / "checkpoints").path).shapes()
     assert not [name for name in names if name.startswith("teacher")]
     assert any(name.startswith("layer_00") or "embedding" in name for name in names)
@@ -171,8 +184,11 @@ def test_a_teacher_is_a_decoder_with_the_vocabulary_of_the_data(tmp_path, data_d
             trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path / name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["mesh_shape=data:2;model:2", "microbatches=2", STAGES])
-def test_exact_sums_have_the_same_bits_with_a_teacher(tmp_path, data_dir, teacher, mesh):
+def test_exact_sums_have_the_same_bits_with_a_teacher(
+    tmp_path, data_dir, teacher, on_one_device, mesh
+):
     student = f"{STUDENT},d_kv=16,num_hidden_layers=2,exact_sums=8"
     losses = trained(tmp_path / "run", data_dir, f"{student},{mesh}", teacher=str(teacher))
-    assert losses == trained(tmp_path / "one", data_dir, student, teacher=str(teacher))
+    assert losses == on_one_device(student)

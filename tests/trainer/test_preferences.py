@@ -1,5 +1,6 @@
 """Preference losses: equal to TRL's trainer, on every layout, packed or not."""
 
+import functools
 import io
 import json
 import math
@@ -243,13 +244,24 @@ def test_the_first_loss_is_ln_2_on_every_layout(base, data, tmp_path, mesh, arra
 EXACT = [{"mesh_shape": "data:2"}, MESHES["microbatches"], MESHES["stages"], MESHES["zero"]]
 
 
+@pytest.fixture(scope="module")
+def exact_losses(base, data, tmp_path_factory):
+    """Returns a function that trains with a loss, on one device once for all tests."""
+
+    @functools.cache
+    def losses(loss, **mesh):
+        sft = {"preference_sft": 0.5} if loss == "dpo" else {}
+        same = {"batch_size": 64, "exact_sums": 8, "preference_loss": loss, "steps": 2, **sft}
+        return trained(base, data, tmp_path_factory.mktemp("exact") / "run", **same, **mesh).losses
+
+    return losses
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dpo", "orpo"])
 @pytest.mark.parametrize("mesh", EXACT, ids=["data", "microbatches", "stages", "zero"])
-def test_exact_sums_have_the_same_bits(base, data, tmp_path, mesh, loss):
-    sft = {"preference_sft": 0.5} if loss == "dpo" else {}
-    same = {"batch_size": 64, "exact_sums": 8, "preference_loss": loss, "steps": 2, **sft}
-    run = trained(base, data, tmp_path / "run", **same, **mesh)
-    assert run.losses == trained(base, data, tmp_path / "one", **same).losses
+def test_exact_sums_have_the_same_bits(exact_losses, mesh, loss):
+    assert exact_losses(loss, **mesh) == exact_losses(loss)
 
 
 @pytest.mark.parametrize("name", ["run", "hf"])
