@@ -238,8 +238,10 @@ def is_local(op: upstream.Operation, layout: Layout) -> bool:
     """Returns `Hooks.is_local`, also for mesh-tensorflow's operations."""
     if isinstance(op, Hooks):
         return op.is_local(layout)
-    # With this order an operation may read more than its inputs, or be an assignment.
-    return signature_of(op).ordered is not ALL and needs_no_collectives(op, layout)
+    # A user's function may have errors that only the lowering finds. And an operation with this
+    # order may be an assignment, or read more than its inputs.
+    is_other = isinstance(op, upstream.SlicewiseOperation) or signature_of(op).ordered is ALL
+    return not is_other and needs_no_collectives(op, layout)
 
 
 def dims_of(op: upstream.Operation) -> list[upstream.Dimension]:
