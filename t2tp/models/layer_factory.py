@@ -84,8 +84,8 @@ class LayerFactory:
         """Returns the token embedding, which also computes logits, with or without a bias."""
         return self._hparams.construct(Embedding, vocab, self.d_model, logits_bias=logits_bias)
 
-    def with_positions(self, x: mtf.Tensor, forward: ForwardPass) -> mtf.Tensor:
-        """Adds position encodings to embeddings; applies the embedding norm, shift and dropout.
+    def stack_input(self, x: mtf.Tensor, forward: ForwardPass) -> mtf.Tensor:
+        """Returns embeddings with position encodings, after the norm, token shift and dropout.
 
         With sequence parallelism, the length dimension is renamed; see `between_blocks`.
 

@@ -162,7 +162,7 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("encoder"):
             bias = self._factory.relative_bias(mesh)
             forward = FullForward(sequence, training, relative_bias=bias)
-            x, totals = self._encoder(self._factory.with_positions(x, forward), forward)
+            x, totals = self._encoder(self._factory.stack_input(x, forward), forward)
         x, segments = (
             mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
             for tensor in (x, segments)
@@ -180,7 +180,7 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("" if self._is_shared else "decoder"):
             x = self._embedding(tokens, self._factory.dtype)
         with tf1.variable_scope("decoder"):
-            return self._decoder(self._factory.with_positions(x, forward), forward, encoder_totals)
+            return self._decoder(self._factory.stack_input(x, forward), forward, encoder_totals)
 
     def _project(self, x: mtf.Tensor) -> Projection:
         with tf1.variable_scope("" if self._is_shared else "decoder"):

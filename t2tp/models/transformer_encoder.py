@@ -215,7 +215,7 @@ class TransformerEncoder(model.Model):
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
         bias = self._factory.relative_bias(mesh)
         forward = FullForward(sequence, training, relative_bias=bias)
-        return self._stack(self._factory.with_positions(x, forward), forward)
+        return self._stack(self._factory.stack_input(x, forward), forward)
 
     def _embedded_types(self, types: mtf.Tensor) -> mtf.Tensor:
         """Embeds token types, integers [batch, length] -> [batch, length, d_model]."""

@@ -165,7 +165,7 @@ class TransformerLm(AutoregressiveModel):
         return StackPass(self._stack, self._embedded(tokens, forward), forward)
 
     def _embedded(self, tokens: mtf.Tensor, forward: ForwardPass) -> mtf.Tensor:
-        return self._factory.with_positions(self._embedding(tokens, self._factory.dtype), forward)
+        return self._factory.stack_input(self._embedding(tokens, self._factory.dtype), forward)
 
     def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
