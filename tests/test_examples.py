@@ -66,6 +66,7 @@ def losses(target: str, arguments: list[str], directory: Path) -> list[float]:
 _CASES = [s if s != "pipeline.py" else pytest.param(s, marks=pytest.mark.slow) for s in SCRIPTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", _CASES)
 def test_a_script_learns(script, tmp_path):
     for name, write in MAKES.get(script, {}).items():

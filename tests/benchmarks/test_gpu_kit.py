@@ -14,6 +14,7 @@ def run(*arguments):
     return subprocess.run([*KIT, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_a_stage_stores_its_figures_and_the_optimized_program(tmp_path):
     stored, artifacts = tmp_path / "figures.json", tmp_path / "artifacts"

@@ -78,6 +78,7 @@ def check_layout(options: str, name: str, layout: str, xla: bool | None) -> None
         np.testing.assert_allclose([h.score for h in ours], scores, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout", "xla"), GREEDY)
 def test_any_layout_gives_the_same_greedy_texts(name, layout, xla):
     check_layout("beam_size=1", name, layout, xla)
@@ -103,6 +104,7 @@ def image_params(attention_type: str) -> dict[str, tf.Tensor]:
     return float64_params(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", IMAGES)
 def test_greedy_images_are_those_of_the_description(layout):
     attention_type, mesh_shape = IMAGES[layout]

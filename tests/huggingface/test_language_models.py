@@ -23,6 +23,7 @@ CASES = [
 PROMPTS = [[5, 9, 30], [0, 1], [52, 3, 4, 5, 6, 9, 9, 2, 11], [8]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mesh", "seed"), CASES)
 def test_a_random_model_is_theirs_on_a_mesh(kind, mesh, seed):
     """Compares logits, loss, gradients and 200 greedy tokens, in float64."""

@@ -237,6 +237,7 @@ FITTING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITTING)
 def test_a_layout_fits_where_the_plan_fits(name):
     """The device has a few bytes more, and then fewer, than the step and its headroom need."""

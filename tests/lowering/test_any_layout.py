@@ -212,6 +212,7 @@ def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_sha
     assert_same(values, oracle.run(make_step(recipe, THEIRS), FEATURES), layout)
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())

@@ -202,11 +202,11 @@ def test_random_layouts_compute_the_same_bits(seed, family):
     if "pod" in mesh:
         changes["layout"] = TENSOR.replace("batch:data", "batch:pod+data")
         changes["zero_axes"] = str(rng.choice(["", "pod", "data"])) if changes["zero_stage"] else ""
-    kept = {"family": family, "num_hidden_layers": 2, "d_kv": 64}
+    kept = {"family": family, "num_hidden_layers": 2 if "stage" in mesh else 1, "d_kv": 64}
     if family != "vit":
         kept |= {"loss_chunk": int(rng.choice([0, 16]))}
         kept |= {"position": str(rng.choice(["sinusoidal", "relative"]))}
-    assert_same_bits(trained(3, **changes, **kept), on_one_device(3, **kept))
+    assert_same_bits(trained(2, **changes, **kept), on_one_device(2, **kept))
 
 
 @pytest.mark.parametrize("mesh_shape", ["model:2", "model:4"])

@@ -42,6 +42,7 @@ def trained(batches, mesh_shape: str, changes: str) -> tuple[dict[str, np.ndarra
     return initial, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 @pytest.mark.parametrize("mesh_shape", ["", "data:2;model:2"])
 def test_twenty_steps_have_the_losses_of_pytorch(mesh_shape, optimizer, monkeypatch):

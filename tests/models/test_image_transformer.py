@@ -53,6 +53,7 @@ def reference(attention_type):
     return values | {f"d_{n}": tf.convert_to_tensor(g).numpy() for n, g in gradients.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention_type", "mesh_shape"), CASES)
 def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(attention_type, mesh_shape):
     values = program_of(attention_type, mesh_shape)(make_batch())

@@ -121,6 +121,7 @@ def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_redu
     assert count <= 5 and size < ACTIVATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_shift", [False, True])
 def test_for_head_tail_order_only_ids_move_whatever_the_number_of_layers(token_shift):
     """All later activations have the order of the ids, until the loss.

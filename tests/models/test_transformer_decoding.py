@@ -125,6 +125,7 @@ def assert_steps_are(wanted, program, fed, beam=0, given=GIVEN):
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_steps_after_prefixes_of_any_length_give_the_logits_of_the_whole(case):
     """Every second case has beams."""
@@ -137,6 +138,7 @@ def test_steps_after_prefixes_of_any_length_give_the_logits_of_the_whole(case):
     assert_steps_are(whole_logits(case), program, fed, beam)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["lm", "lm relative post", "moe_encdec"])
 def test_prefix_inputs_and_what_is_remembered_may_be_split_along_the_length(case):
     name, changes = CASES[case]

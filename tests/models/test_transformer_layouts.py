@@ -43,6 +43,7 @@ def on_one_device(name):
     return dict(loss_program(family)(family.batch()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_any_layout_gives_the_loss_and_all_gradients_of_one_device(name, layout):
     family = ALL_FAMILIES[name]

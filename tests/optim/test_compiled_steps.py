@@ -63,11 +63,13 @@ def test_no_step_has_a_condition(family):
 CHANGES = [{"microbatches": 2, "activation_dtype": "float16"}, {"loss_chunk": 8}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CHANGES)
 def test_loops_have_a_known_number_of_iterations(changes):
     assert check(hlo_of(step_of("lm", **changes), "optimized_hlo"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_the_host_selects_the_program_by_the_number_of_segments(microbatches, monkeypatch):
     monkeypatch.setattr(cudnn, "compute_capability", lambda: (9, 0))

@@ -33,6 +33,7 @@ def layer_of(name):
     return int(found[1]) if found else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_weights_at_rest_are_gathered_a_number_of_layers_ahead(prefetch):
     operations = operations_of("data", 3, zero_prefetch=prefetch, num_hidden_layers=LAYERS)

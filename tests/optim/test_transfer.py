@@ -79,6 +79,7 @@ def test_initial_values_follow_the_sizes_of_the_small_model(family, tuned):
         assert found == pytest.approx(of_small * (growth[0] / growth[1]) ** power), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_transferred_step_is_the_same_on_a_mesh(optimizer, stage):

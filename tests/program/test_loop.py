@@ -49,7 +49,10 @@ def train(trained, size, counts):
     [
         ({}, 0),
         pytest.param({"xla": True}, 1e-5, marks=pytest.mark.slow),
-        ({"mesh_shape": "data:2;model:2", "layout": "batch:data;heads:model;d_ff:model"}, 0),
+        pytest.param(
+            {"mesh_shape": "data:2;model:2", "layout": "batch:data;heads:model;d_ff:model"}, 0,
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"mesh_shape": "pipe:2", "layout": "layers:pipe", "num_hidden_layers": 2}, 0,
             marks=pytest.mark.slow,

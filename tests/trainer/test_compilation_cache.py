@@ -29,6 +29,7 @@ def entries(directory):
     return {path: path.stat().st_mtime_ns for path in directory.rglob("*.pb")}
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_a_second_process_does_not_compile_and_a_truncated_entry_is_replaced(tmp_path):
     def run():

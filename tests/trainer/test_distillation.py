@@ -112,6 +112,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "of_teacher"), CASES)
 def test_a_plan_has_the_weights_of_both_models(teacher, layout, of_teacher):
     hparams = OtherRun.open("teacher", str(teacher)).hparams

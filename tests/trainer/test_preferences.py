@@ -230,6 +230,7 @@ MESHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrangement", ["packed", "padded"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_first_loss_is_ln_2_on_every_layout(base, data, tmp_path, mesh, arrangement):

@@ -57,6 +57,7 @@ def composed(case):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "mesh_shape", "layout"), CASES)
 def test_any_layout_gives_the_described_values_and_gradients(case, mesh_shape, layout):
     inputs = make_inputs(case)

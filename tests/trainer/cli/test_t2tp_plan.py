@@ -138,6 +138,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TRAINED)
 def test_a_line_of_a_search_trains_when_it_is_pasted(case, trainer, tmp_path, capfd):

@@ -83,6 +83,7 @@ def test_kills_at_requests_change_no_byte(server, tmp_path, data_dir, undisturbe
     assert steps[STEPS] == undisturbed
 
 
+@pytest.mark.ci_only
 def test_two_processes_train_in_a_store_and_one_goes_on_elsewhere(server, tmp_path, data_dir):
     two = [server.environment(tmp_path / "host") | config for config in tf_configs(2)]
     arguments = command("s3://bucket/run", data_dir)
