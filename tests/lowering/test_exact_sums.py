@@ -190,6 +190,7 @@ def test_several_threads_are_refused_where_something_runs(monkeypatch):
     assert program_of(program=AbstractProgram, mesh_shape="data:2").collective_log()
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "family"), [(1, "lm"), (4, "moe"), (7, "encdec"), (10, "vit")])
 def test_random_layouts_compute_the_same_bits(seed, family):

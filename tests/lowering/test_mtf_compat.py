@@ -168,6 +168,7 @@ def log_prob(values, name):
     return (picked * (ids > 0)).sum(-1)
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_its_beam_search_finds_the_same_on_any_layout(theirs):
     one, split = [run(translation_step(theirs), layout)[0] for layout in LAYOUTS]

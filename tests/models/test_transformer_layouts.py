@@ -90,6 +90,7 @@ def test_a_length_that_would_be_gathered_between_blocks_is_refused(rules):
         loss_program(FAMILIES["encdec"], "seq:2;model:2", layout, sequence_parallel=True).graph()
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_keys_and_values_that_go_round_change_nothing():
     family = FAMILIES["encdec"]

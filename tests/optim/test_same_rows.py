@@ -18,6 +18,7 @@ CASES = [
 ]
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "mesh", "rules", "zero"), CASES)
 def test_sound_processors_agree(family, mesh, rules, zero):

@@ -36,6 +36,7 @@ def test_everything_that_may_be_proposed_is_accepted_by_a_program(devices):
         assert program.layout.size == devices
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "schedule"), [(2, ""), (4, "interleaved")])
 def test_the_best_trains(devices, schedule):

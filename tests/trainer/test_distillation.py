@@ -185,6 +185,7 @@ def test_a_teacher_is_a_decoder_with_the_vocabulary_of_the_data(tmp_path, data_d
             trained(tmp_path / "run", data_dir, STUDENT, teacher=str(tmp_path / name))
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["mesh_shape=data:2;model:2", "microbatches=2", STAGES])
 def test_exact_sums_have_the_same_bits_with_a_teacher(

@@ -85,6 +85,7 @@ def train_until_killed() -> None:
     trained.train(toy.inputs(), KILLED_STEPS, [At(step, killer.start)])
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
     def start(run, *arguments):

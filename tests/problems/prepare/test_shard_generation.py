@@ -119,6 +119,7 @@ class FatalDigits(DeadlyDigits):
     dies_at = 1
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_workers_that_die_again_and_again_end_with_a_sentence(tmp_path):
     with pytest.raises(ChildProcessError) as raised:

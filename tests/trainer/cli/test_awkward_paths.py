@@ -50,6 +50,7 @@ def directory(request, tmp_path, monkeypatch):
     return path.relative_to(tmp_path) if request.param[0] == "-" else path
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_every_program_works_in_a_directory_of_any_name(tmp_path, trained, data_dir, directory):
     run = shutil.copytree(trained, directory / "run")

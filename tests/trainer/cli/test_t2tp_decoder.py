@@ -72,6 +72,7 @@ def test_a_split_is_decoded_into_three_files_and_scored(pairs, capsys):
     assert set(shown) == {"bleu", "chrf"}
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_samples_are_the_same_on_any_mesh_compiled_or_not(texts, tmp_path):
     options = "temperature=1,top_k=20,extra_length=6"

@@ -153,6 +153,7 @@ def test_a_planted_row_comes_first(mesh, step, request, capfd):
     assert rows[0]["row"] == PLANTED[step][0], PLANTED[step]
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
     where, _ = run

@@ -133,6 +133,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout_gives_the_answers_of_the_harness_itself(kind, model, expected, layout):

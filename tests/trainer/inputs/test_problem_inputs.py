@@ -37,6 +37,7 @@ def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
     assert run_files.read(tmp_path / "other").hparams.max_length == 24
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_pairs_in_buckets_of_length_train(trainer, tmp_path, monkeypatch):
     """Batches have 4 x 32 or 8 x 16 tokens, and each of these shapes has its own program."""

@@ -28,6 +28,7 @@ def train_together(run: Path, data_dir: Path, steps: int) -> list[str]:
     return said
 
 
+@pytest.mark.ci_only
 def test_they_save_by_one_clock_and_pass_over_what_one_of_them_cannot_read(tmp_path, data_dir):
     run = tmp_path / "run"
     train_together(run, data_dir, 30)

@@ -182,6 +182,7 @@ def _run(address: str, pruner: str, parallel: int, points: int, steps: range) ->
     return best, taken
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize("study_address", ["sqlite"], indirect=True)
 def test_pruners_find_what_the_full_grid_finds_in_fewer_steps(study_address):
