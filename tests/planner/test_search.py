@@ -66,6 +66,7 @@ def test_axes_are_ordered_so_that_what_communicates_most_is_nearest():
     assert len(orders) == 2 and orders[min(orders)] == best.candidate
 
 
+@pytest.mark.ci_only
 def test_found_layouts_are_sorted_and_the_front_has_no_worse_one():
     found = search(4, top=4).run()
     seconds = [each.plan.seconds for each in found]

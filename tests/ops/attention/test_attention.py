@@ -139,6 +139,7 @@ LAID_OUT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "mesh_shape", "layout", "method"), LAID_OUT)
 def test_any_layout_gives_the_composed_value_and_gradients(operation, mesh_shape, layout, method):
     options = dict(CASES[operation][0])

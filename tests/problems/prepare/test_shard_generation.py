@@ -101,6 +101,7 @@ class DeadlyDigits(FewDigits):
         return encode_or_die
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_killed_workers_change_no_file(tmp_path, caplog):
     """Unfinished shards of killed workers are made again; no bad sample is counted twice."""

@@ -89,6 +89,7 @@ def replayed(where, capfd, **flags):
     return code, [json.loads(line) for line in said.out.splitlines()], said.err
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "begun_from"), [(1, 0), (20, 0), (21, 20), (STEPS, 40)])
 def test_a_replayed_step_is_the_runs(run, capfd, step, begun_from):

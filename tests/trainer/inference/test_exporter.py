@@ -87,6 +87,7 @@ def test_a_text_model_answers_as_the_decoder(ask, tmp_path, capsys):
     assert "context_length, 32" in capsys.readouterr().err
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_a_language_model_of_a_mesh_answers_from_one_device(ask, tmp_path, capsys, monkeypatch):
     hparams = "mesh_shape=data:2;model:2,layout=batch:data;vocab:model;heads:model"

@@ -34,6 +34,7 @@ MORE_CASES = [
 KILLED = [*CASES, *(pytest.param(*case, marks=pytest.mark.ci_only) for case in MORE_CASES)]
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "mesh", "hparams", "killed", "resumed"), KILLED)
 def test_a_kill_changes_no_bit(model, mesh, hparams, killed, resumed, tmp_path, data_dir):
