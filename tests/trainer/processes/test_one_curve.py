@@ -24,19 +24,14 @@ CASES = [
     ("transformer_lm", "data:2;model:2", "layout=batch:data;heads:model", 2, 4),
     ("transformer_lm", "data:4", "zero_stage=3", 4, 1),
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=4,zero_stage=2", 2, 4),
-]
-MORE_CASES = [
     ("transformer_lm", "stage:2", f"{_STAGES},pipeline_schedule=1f1b,microbatches=4", 1, 2),
     ("transformer_moe", "data:4", f"{_EXPERTS},zero_stage=2", 4, 2),
 ]
 
 
-KILLED = [*CASES, *(pytest.param(*case, marks=pytest.mark.ci_only) for case in MORE_CASES)]
-
-
 @pytest.mark.ci_only
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "mesh", "hparams", "killed", "resumed"), KILLED)
+@pytest.mark.parametrize(("model", "mesh", "hparams", "killed", "resumed"), CASES)
 def test_a_kill_changes_no_bit(model, mesh, hparams, killed, resumed, tmp_path, data_dir):
     """Process `killed - 1` of `killed` dies; the run is started again on `resumed` processes."""
     hooks = stopping_hooks.make(tmp_path)

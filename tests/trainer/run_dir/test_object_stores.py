@@ -63,7 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> dic
 
 
 @pytest.mark.ci_only
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.ci_only)])
+@pytest.mark.parametrize("kills", [3, 10])
 def test_kills_at_requests_change_no_byte(server, tmp_path, data_dir, undisturbed, kills):
     """Kills the trainer at requests; the run resumes here or, from the store, on another host."""
     cache = tmp_path / "host"
