@@ -63,6 +63,14 @@ def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
         return op.lower(lowering)
 
 
+def row_operands(
+    op: upstream.ops.EinsumOperation,
+) -> tuple[upstream.Tensor, upstream.Tensor] | None:
+    """Returns the ids and the other operand of a look-up or sum of rows; None for a matmul."""
+    by_rows = _by_rows(op)
+    return by_rows and (by_rows[1], by_rows[2])
+
+
 def _by_rows(
     op: upstream.ops.EinsumOperation,
 ) -> tuple[Callable, upstream.Tensor, upstream.Tensor, upstream.Dimension] | None:

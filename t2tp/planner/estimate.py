@@ -13,6 +13,7 @@ from typing import Any
 from t2tp import upstream
 from t2tp.hparam import HParams
 from t2tp.lowering.deferred_sums import BUCKET
+from t2tp.mesh.dimensions import EXPERTS
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import parse_mesh_shape
 from t2tp.mesh.storage import Storage
@@ -23,7 +24,18 @@ from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.depth import depths
 from t2tp.step.lowered import LoweredStep
-from t2tp.step.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
+from t2tp.step.work import (
+    BACKWARD,
+    COMPUTE_BOUND,
+    COPY,
+    ELEMENTWISE,
+    FORWARD,
+    PHASES,
+    PRODUCT,
+    UPDATE,
+    Traffic,
+    Work,
+)
 
 _WEIGHT = _GRADIENT = 4  # Bytes.
 # The two classes of work: bound by the memory's bandwidth (False), bound by FLOPs (True).
@@ -71,7 +83,16 @@ class Estimate:
         copies = cluster.software.float32_logits
         self._logits = _WEIGHT * copies * vocab * hparams.get("max_length")
         self._stream = width * hparams.get("max_length") * self._activation
+        # Bytes that a row dispatches to experts: the inputs of the products of all experts.
+        experts = {d.size for dims in row.shapes for d in dims if d.name == EXPERTS}
+        forward = [w.sizes for w in row.work if w.kind == PRODUCT and w.phase == FORWARD]
+        tokens = [math.prod(sizes[:2]) for sizes in forward if sizes[0] in experts]
+        self._dispatched = max(tokens, default=0) * width * self._activation
+        self._expert_layers = self._layers / hparams.get("moe_every") if experts else 0.0
         self._launch = cluster.software.host * row.arguments / cluster.steps_per_launch
+        # Seconds of adding a microbatch's gradient of 10^9 weights to the sum of the gradients.
+        added = Work(ELEMENTWISE, BACKWARD, 1, "float32", 0.0, 3e9 * _GRADIENT)
+        self._adding = ComputeCost(cluster, 1).seconds(added)
         # Seconds of one row: in all layers, and outside them.
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
@@ -104,7 +125,10 @@ class Estimate:
         share = self._share_of_stage(c)
         inside, outside = self._of_row(c.model, c.sequence_parallel, c.recompute == "layer")
         stage = micro * share * inside
-        stage += share * self._between_layers(c, micro) + self._messages(c, micro)
+        between = self._between_layers(c, micro) + self._to_experts(c, micro)
+        stage += share * between + self._messages(c, micro)
+        if c.microbatches > 1:
+            stage += self._adding * self._local_weights(c, at_rest=c.zero_stage >= 2) / 1e9
         # The last stage also computes the loss, for which the other stages wait.
         busiest = stage + micro * outside
         # Idle time, in units of a stage's time for one microbatch; see the idle shares in
@@ -151,6 +175,13 @@ class Estimate:
         # repeats one of them. Gathering two inputs again takes the time of one all-reduce.
         again = (c.recompute == "layer") + gathers_again
         return (4 + again) * self._layers * self._sent(c, "allreduce", self._stream * micro)
+
+    def _to_experts(self, c: Candidate, micro: float) -> float:
+        """Returns the seconds of a microbatch's all-to-alls to and from experts, in all layers."""
+        # Each pass of a layer sends tokens to the experts, and their results back.
+        passes = 3 if c.recompute == "layer" else 2
+        sent = self._sent(c, "alltoall", self._dispatched * micro, "expert")
+        return 2 * passes * self._expert_layers * sent
 
     def _messages(self, c: Candidate, micro: float) -> float:
         """Returns the seconds of a microbatch's messages from and to a stage."""

@@ -37,6 +37,8 @@ _DAY = 86_400  # Seconds.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
 # The estimates of two classes of candidates are comparable up to this factor.
 _CLASS_ERROR = 1.5
+# The search ends if no other candidate is expected to be faster by more than this factor.
+_CLOSE = 1.02
 # How many of the best candidates are kept. Each is then tried with its mesh axes in other orders.
 _PERMUTED = 500
 
@@ -192,32 +194,39 @@ class Search:
         Candidates that differ only in the pipeline's schedule or number of chunks are planned
         together: they share one lowered program, and lowering takes long; see `lowered_schedule`.
         """
-        # Class of candidates -> seconds of the lowered program relative to the estimate.
-        factors: dict[tuple, float] = {}
+        # Class of candidates -> seconds and bytes of the lowered program relative to the estimate.
+        factors: dict[tuple, tuple[float, float]] = {}
         proposals: list[Proposal] = []
         groups = itertools.islice(self._in_order(ranked, factors, proposals), 4 * self.top)
         for group in self.progress(groups):
             with without_garbage_collection():
                 planned = list(self._proposals(group[: self.top]))
             for each in planned:
-                estimated = self.estimate.seconds(each.candidate, self.rows)
-                factors.setdefault(each.candidate.kind, each.plan.seconds / estimated)
+                factors.setdefault(each.candidate.kind, self._factors(each))
                 if each.plan.fits == "yes":
                     proposals.append(each)
             proposals.sort(key=lambda each: each.plan.seconds)
         return proposals[: self.top]
 
+    def _factors(self, proposal: Proposal) -> tuple[float, float]:
+        """Returns the seconds and bytes of a lowered program relative to their estimates."""
+        plan, of = proposal.plan, (proposal.candidate, self.rows)
+        return plan.seconds / self.estimate.seconds(*of), plan.memory_total / self.estimate.memory(
+            *of
+        )
+
     def _in_order(
         self,
         ranked: Sequence[Candidate],
-        factors: Mapping[tuple, float],
+        factors: Mapping[tuple, tuple[float, float]],
         proposals: Sequence[Proposal],
     ) -> Iterator[list[Candidate]]:
         """Yields the candidates of each program, the best of each class first.
 
         The estimate is wrong by about the same factor for all candidates of a class. So the others
         follow in the order of their estimates times the `factors` of their classes, until `top`
-        proposals are faster than the next estimate.
+        proposals are faster than the next estimate. A class without factors gets the smallest of
+        the other classes. Candidates that do not fit by these estimates are left out.
         """
         groups: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:
@@ -230,11 +239,17 @@ class Search:
             if is_new and seconds[program] <= limit:
                 seen.add(program.kind)
                 yield groups.pop(program)
+        limit = _BYTES_ERROR * self.cluster.usable_memory(self.devices)
         while groups:
-            scaled = {each: seconds[each] * factors.get(each.kind, 1.0) for each in groups}
-            best = min(scaled, key=lambda each: scaled[each])
+            least = min((factor for factor, _ in factors.values()), default=1.0), 1.0
+            scaled = {}
+            for each in groups:
+                slower, larger = factors.get(each.kind, least)
+                if larger * self.estimate.memory(each, self.rows) <= limit:
+                    scaled[each] = slower * seconds[each]
+            best = min(scaled, key=lambda each: scaled[each], default=None)
             slowest = proposals[self.top - 1 : self.top]
-            if slowest and slowest[0].plan.seconds <= scaled[best]:
+            if best is None or (slowest and slowest[0].plan.seconds <= _CLOSE * scaled[best]):
                 return
             yield groups.pop(best)
 

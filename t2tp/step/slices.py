@@ -1,9 +1,11 @@
 """Computes the sizes of a processor's slices, and the work of an operation on them."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from t2tp import upstream
+from t2tp.lowering.einsum import row_operands
 from t2tp.lowering.operation import hooks, signature_of
 from t2tp.mesh.layout import Layout
 from t2tp.ops.norms.batch_norm import BatchNormOperation
@@ -15,6 +17,7 @@ from t2tp.step.work import (
     CONVOLUTION,
     COPY,
     ELEMENTWISE,
+    GATHER,
     PRODUCT,
     Work,
 )
@@ -23,15 +26,23 @@ from t2tp.step.work import (
 def kind_of(op: upstream.Operation) -> str:
     """Returns the kind of an operation's work.
 
-    An einsum without a summed dimension is element-wise, and an einsum of a single tensor is a
-    copy. An operation with `matmul_flops` counts as a convolution unless it declares a kind.
+    An einsum without a summed dimension is element-wise, an einsum of a single tensor is a copy,
+    and an einsum with a one-hot tensor may be a look-up. An operation with `matmul_flops` counts as a convolution unless it declares a kind.
     """
     if isinstance(op, upstream.EinsumOperation):
         if len(op.inputs) < 2:
             return COPY
+        if row_operands(op) is not None:
+            return GATHER
         return PRODUCT if _summed(op) else ELEMENTWISE
     cost = signature_of(op).cost
     return CONVOLUTION if cost == ELEMENTWISE and hooks(op).matmul_flops else cost
+
+
+def tensors_read(op: upstream.Operation) -> Sequence[upstream.Tensor]:
+    """Returns the tensors that an operation reads: a look-up's einsum reads ids, not one-hot."""
+    operands = row_operands(op) if isinstance(op, upstream.EinsumOperation) else None
+    return op.inputs if operands is None else operands
 
 
 def slice_elements(tensor: upstream.Tensor, layout: Layout) -> int:
@@ -58,7 +69,7 @@ def updated_bytes(op: upstream.Operation, layout: Layout) -> int:
 def work_of(placed: Placed, layout: Layout) -> Work:
     """Returns the work of an operation that is not fused with others."""
     op, kind = placed.operation, kind_of(placed.operation)
-    tensors = [*op.inputs, *op.outputs]
+    tensors = [*tensors_read(op), *op.outputs]
     moved = sum(slice_bytes(x, layout) for x in tensors)
     moved += updated_bytes(op, layout)
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.

@@ -14,7 +14,8 @@ COMPUTE_BOUND = (PRODUCT, CONVOLUTION, ATTENTION, ATTENTION_GRAD)
 
 # Kinds that are bound by the memory's bandwidth.
 ELEMENTWISE, COPY, RANDOM, SOFTMAX = "elementwise", "copy", "random", "softmax"
-_PASSES = ("reduce", "norm", "batch_norm", "gather", "cross_entropy", "update")
+GATHER = "gather"
+_PASSES = ("reduce", "norm", "batch_norm", GATHER, "cross_entropy", "update")
 MEMORY_BOUND = (ELEMENTWISE, COPY, RANDOM, SOFTMAX, *_PASSES)
 # The kinds that a compiler fuses with each other.
 FUSED = (ELEMENTWISE, RANDOM)

@@ -1,6 +1,7 @@
 """The floating-point operations of products match counts by hand."""
 
 import pytest
+import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.ops.attention.api import attention
@@ -16,7 +17,7 @@ def count(build, **shapes: str) -> int:
     found = []
 
     def step(mesh, features):
-        y = build(**features)
+        y = build(**{n: mtf.cast(x, tf.int32) if n == "ids" else x for n, x in features.items()})
         found.append(matmul_flops(mesh.graph.operations))
         return {"y": y}
 
@@ -33,6 +34,7 @@ def attended_in_blocks(block, **space):
     return lambda q, k, v: local_attention(q, k, v, dims, block)
 
 
+TABLE = mtf.Dimension("rows", 5)
 HEADS = {"q": "batch:2;heads:4;length:10;d_kv:8"} | dict.fromkeys(
     "kv", "batch:2;heads:2;length:10;d_kv:8"
 )
@@ -44,6 +46,17 @@ COUNTED = {
         2 * 3 * 5 * 7,
     ),
     "no product": (lambda x: mtf.reduce_sum(x * x) + 1.0, {"x": "batch:3;d_in:5"}, 0),
+    # A one-hot tensor selects rows, or adds up those with the same id.
+    "look-up": (
+        lambda ids, w: mtf.einsum([mtf.one_hot(ids, TABLE), w], reduced_dims=[TABLE]),
+        {"ids": "batch:3", "w": "rows:5;d_out:7"},
+        0,
+    ),
+    "sums of rows": (
+        lambda ids, x: mtf.einsum([mtf.one_hot(ids, TABLE), x], reduced_dims=ids.shape.dims),
+        {"ids": "batch:3", "x": "batch:3;d_out:7"},
+        0,
+    ),
     "convolution": (
         lambda x, w: convolution(x, w, stride=2),
         {"x": "batch:2;height:8;width:6;channels:3", "w": "kh:3;kw:3;channels:3;filters:5"},

@@ -182,6 +182,12 @@ FEATURES = {
     ),
     # Logits, log-probabilities and gradients of one chunk only.
     "chunked loss": ("transformer_lm", "loss_chunk=-1", "loss_chunk=32", peak_of, (0.1, 0.7)),
+    # Tokens are moved to slots of their group by look-ups, and not by products with one-hot tensors.
+    "groups of tokens": (
+        *("transformer_moe", "moe_group_size=32", "moe_group_size=256"),
+        lambda step: flops_of(step, "product", FORWARD, BACKWARD),
+        (0.99, 1.01),
+    ),
     # The experts compute only tokens, and no empty slots of their capacity.
     "dropless experts": (
         *("transformer_moe", "moe_dispatch=capacity", "moe_dispatch=dropless"),
