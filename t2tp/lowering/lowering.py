@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.lowering import random
 from t2tp.lowering.context import Order
 from t2tp.lowering.deferred_sums import DeferredSum, DeferredSums, required_values
 from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts, lower_in_vectors
@@ -19,7 +20,6 @@ from t2tp.lowering.linear_operations import can_defer_past, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
 from t2tp.lowering.operation import hooks, is_local
-from t2tp.lowering.random import is_below, unchanged
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
 from t2tp.lowering.signature import applies_function
 from t2tp.lowering.staged_sums import sum_in_stages
@@ -277,7 +277,7 @@ class GraphLowering(upstream.Lowering):
         name: str,
         shape: upstream.Shape,
         order: Order = CONSECUTIVE,
-        convert: Callable[..., tf.Tensor] = unchanged,
+        convert: Callable[..., tf.Tensor] = random.unchanged,
         *options: object,
     ) -> tf.Tensor:
         """Returns 32 random bits (uint32) for each element of this processor's slice.
@@ -286,16 +286,15 @@ class GraphLowering(upstream.Lowering):
         a loop, and the element's index in the global tensor of the full batch. `convert` and
         `options` as in `random.draw`.
         """
-        return self._mesh_impl.random_bits(
-            name,
-            shape,
-            self._loop_iterations,
-            self._rng_dependency,
-            self._microbatch,
-            order,
-            convert=convert,
-            options=options,
-        )
+        mesh_impl = self._mesh_impl
+        if not mesh_impl.computes:
+            unknown = tf.compat.v1.placeholder(tf.uint32, mesh_impl.slice_shape(shape))
+            return convert(unknown, *options)
+        key = mesh_impl.random_key(name)
+        for iteration in self._loop_iterations:  # The outermost loop first.
+            key = random.fold_in(key, iteration)
+        counter = mesh_impl.counter(shape, self._microbatch, order, self._rng_dependency)
+        return random.draw(convert, key, *counter, options=options, xla=mesh_impl.target.uses_xla)
 
     def random_mask(
         self, name: str, shape: upstream.Shape, probability: float, order: Order
@@ -306,7 +305,7 @@ class GraphLowering(upstream.Lowering):
         """
         return self.shared_random(
             ("mask", name, *shape.dims, probability, order),
-            lambda: self.random_bits(name, shape, order, is_below, probability),
+            lambda: self.random_bits(name, shape, order, random.is_below, probability),
         )
 
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:

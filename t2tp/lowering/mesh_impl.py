@@ -109,10 +109,9 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
     Attributes:
       computes: whether the program will run. An abstract program does not run, so it need not lower
-        operations that compute without communication (`Hooks.is_local`).
+        operations that compute without communication (`Hooks.is_local`), and its random numbers are
+        placeholders.
     """
-
-    computes = True
 
     def __init__(
         self,
@@ -123,7 +122,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         seed: int,
         variable_slices: Mapping[str, tf.Variable],
         target: Backend,
-        names_by_stage: Callable[[str], Sequence[str | None] | None] = lambda _: None,
+        names_by_stage: Callable[[str], Sequence[str | None] | None],
+        computes: bool,
     ) -> None:
         """Prepares to lower one graph for processor `pnum`, an int32 scalar.
 
@@ -137,6 +137,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         self.collectives = collectives
         self.variable_slices = variable_slices
         self.target = target
+        self.computes = computes
         self._pnum = pnum
         self._step = step
         self._seed = seed
@@ -351,42 +352,24 @@ class SpmdMeshImpl(upstream.MeshImpl):
         parts = head_and_tail(place, count)
         return tf.concat([part * (size // 2) + half for part in parts], 0)
 
-    def random_bits(
+    def counter(
         self,
-        name: str,
         shape: upstream.Shape,
-        loop_iterations: Sequence[tf.Tensor],
-        rng_dependency: tf.Tensor | None,
         microbatch: Microbatch | None,
         head_tail: Set[int],
-        *,
-        convert: Callable[..., tf.Tensor],
-        options: tuple,
-    ) -> tf.Tensor:
-        """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
+        rng_dependency: tf.Tensor | None,
+    ) -> list[tf.Tensor]:
+        """Returns addends (uint64) of the counter of each element of a slice, for random numbers.
+
+        They are the same for an element on every mesh, and in a microbatch and the full batch.
 
         Args:
-          name: name of the operation; different names give different bits.
           shape: the global shape.
-          loop_iterations: the iteration of each loop around the operation, int64 scalars, the
-            outermost loop first.
-          rng_dependency: a zero that must be computed before the bits are generated.
-          microbatch: the microbatch of the tensor, if any. A row has the same bits as in the full
-            batch.
+          microbatch: the microbatch of the tensor, if any.
           head_tail: the axes along which the slice is in head-tail order.
-          convert: applied to the bits and `options`, as in `random.draw`.
-          options: see `convert`.
+          rng_dependency: a zero that must be computed before the numbers are generated.
         """
-        key = self._key(name)
-        for iteration in loop_iterations:
-            key = random.fold_in(key, iteration)
-        counter = self._counter(self._offsets(shape, microbatch, head_tail), rng_dependency)
-        return random.draw(convert, key, *counter, options=options, xla=self.target.uses_xla)
-
-    def _counter(
-        self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None
-    ) -> list[tf.Tensor]:
-        """Returns addends of each element's counter, from results of `_offsets`."""
+        offsets = self._offsets(shape, microbatch, head_tail)
         outer, inner = offsets[:1], offsets[1:]
 
         def first() -> tf.Tensor:
@@ -405,7 +388,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
             self._once(("sum of offsets", *keys[1:]), lambda: random.sum_of_offsets(inner)),
         ]
 
-    def _key(self, name: str) -> int | tf.Tensor:
+    def random_key(self, name: str) -> int | tf.Tensor:
         """Returns the key of an operation's random bits; each stage uses its own layer's name."""
         names = self._names_by_stage(name)
         stages = self.layout.stage_axis

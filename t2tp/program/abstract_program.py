@@ -1,6 +1,6 @@
 """Device-free programs, for shape and cost analysis."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -8,9 +8,7 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from t2tp import upstream
 from t2tp.garbage_collection import without_garbage_collection
-from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
@@ -18,23 +16,6 @@ from t2tp.program.program import Feature, Graph, Program, StepFn
 from t2tp.program.variables import SlicedVariable, StagedVariable, Variables, VariableSpec
 
 tf1 = tf.compat.v1
-
-
-class _AbstractMeshImpl(SpmdMeshImpl):
-    """A mesh implementation for programs that never run: random numbers are placeholders."""
-
-    computes = False
-
-    def random_bits(
-        self,
-        name: str,
-        shape: upstream.Shape,
-        *args: object,
-        convert: Callable[..., tf.Tensor],
-        options: tuple,
-    ) -> tf.Tensor:
-        """Returns a placeholder with the slice's shape; arguments as for `SpmdMeshImpl`."""
-        return convert(tf1.placeholder(tf.uint32, self.slice_shape(shape)), *options)
 
 
 class AbstractProgram(Program):
@@ -45,7 +26,7 @@ class AbstractProgram(Program):
     be called. On one processor there are no collectives, and the program is not lowered.
     """
 
-    _mesh_impl_class = _AbstractMeshImpl
+    _computes = False
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ class Program:
       segment_features: the features whose number of segments selects the traced program.
     """
 
-    _mesh_impl_class = SpmdMeshImpl
+    _computes = True  # Whether it can run.
 
     @checked
     def __init__(
@@ -525,7 +525,7 @@ class Program:
         collectives = Collectives(
             self.layout.axes, self.cluster.devices, pnum, self.cluster.nccl, exact
         )
-        mesh_impl = self._mesh_impl_class(
+        mesh_impl = SpmdMeshImpl(
             self.layout,
             collectives,
             pnum,
@@ -534,6 +534,7 @@ class Program:
             {v.spec.name: s for v, s in zip(self._used, variable_slices, strict=True)},
             self._target,
             partial(names_by_stage, built.mesh),
+            self._computes,
         )
         if self._target.sums_in_stages:
             sum_in_stages()
