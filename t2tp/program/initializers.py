@@ -7,7 +7,7 @@ Only an initializer that is a function computes the whole value, from which slic
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from t2tp.lowering import random
 # The standard deviation of a standard normal that is truncated at two. TensorFlow's VarianceScaling
 # divides by it to get the requested standard deviation.
 _TRUNCATED_STDDEV = 0.87962566103423978
+_RANDOM = ("RandomNormal", "TruncatedNormal", "RandomUniform")
 
 
 def initial_slice(
@@ -56,9 +57,10 @@ def initial_slice(
     if kind == "Constant" and np.ndim(initializer.value) == 0:
         return tf.fill(size, tf.cast(initializer.value, dtype))
 
+    key = random.make_key(seed, "initial value", name)
+    variance_scaling = tf1.initializers.variance_scaling, tf.keras.initializers.VarianceScaling
     random_bits = None
-    if kind in _RANDOM or isinstance(initializer, _variance_scaling_types()) or initializer is None:
-        key = random.make_key(seed, "initial value", name)
+    if kind in _RANDOM or isinstance(initializer, variance_scaling) or initializer is None:
         random_bits = random.slice_bits(key, shape, begin, size)
     if kind == "RandomNormal":
         value = initializer.mean + initializer.stddev * random.normal(random_bits)
@@ -70,7 +72,12 @@ def initial_slice(
     elif random_bits is not None:
         value = _variance_scaled(initializer, shape, random_bits)
     elif callable(initializer):
-        value = _slice_of_call(initializer, name, shape, begin, size, dtype, seed)
+        # The call has its own graph, with a seed of its own, so that the results of TensorFlow's
+        # random operations depend on nothing else.
+        with tf.Graph().as_default() as graph, tf1.Session() as session:
+            graph.seed = key % 2**31
+            whole = tf.convert_to_tensor(initializer(list(shape), dtype=dtype))
+            value = session.run(tf.slice(whole, begin, size))
     else:
         raise ValueError(
             f"Variable {name!r}: initializer {initializer!r} is neither one of TensorFlow's nor a"
@@ -78,33 +85,6 @@ def initial_slice(
             " (shape, dtype) -> tensor."
         )
     return tf.cast(value, dtype)
-
-
-def _slice_of_call(
-    initializer: Callable,
-    name: str,
-    shape: Sequence[int],
-    begin: Sequence[int],
-    size: Sequence[int],
-    dtype: tf.DType,
-    seed: int,
-) -> np.ndarray:
-    """Calls an initializer for the global value and cuts the slice from it.
-
-    The call has its own graph. Its seed is derived from the run's seed and the variable's name, so
-    the results of TensorFlow's random operations depend on nothing else.
-    """
-    with tf.Graph().as_default() as graph, tf1.Session() as session:
-        graph.seed = random.make_key(seed, "initial value", name) % 2**31
-        whole = tf.convert_to_tensor(initializer(list(shape), dtype=dtype))
-        return session.run(tf.slice(whole, begin, size))
-
-
-_RANDOM = ("RandomNormal", "TruncatedNormal", "RandomUniform")
-
-
-def _variance_scaling_types() -> tuple[type, ...]:
-    return (tf1.initializers.variance_scaling, tf.keras.initializers.VarianceScaling)
 
 
 def _variance_scaled(

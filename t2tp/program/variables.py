@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,22 +31,16 @@ _LARGE = 1 << 25
 AVERAGE = "average"
 
 
-class VariableHandle:
-    """Replaces mesh-tensorflow's full-size master variable, which is never created."""
-
-    def __init__(self, name: str, initializer: object) -> None:
-        """Creates the object that `mtf.Variable` receives from `tf.get_variable`."""
-        self.name = f"{name}:0"
-        self.device = ""
-        self.initializer = initializer
-
-
 @contextlib.contextmanager
 def handles_for_masters() -> Iterator[None]:
-    """Makes `mtf.get_variable` create handles, not full-size master variables, in this context."""
+    """Makes `mtf.get_variable` create handles, not full-size master variables, in this context.
 
-    def make_handle(getter: Callable, name: str, *args: object, **kwargs: object) -> VariableHandle:
-        return VariableHandle(name, kwargs.get("initializer"))
+    A handle has the attributes of the master variable that mesh-tensorflow and t2tp read.
+    """
+
+    def make_handle(getter: Callable, name: str, *args: Any, **kwargs: Any) -> SimpleNamespace:
+        initializer = kwargs.get("initializer")
+        return SimpleNamespace(name=f"{name}:0", device="", initializer=initializer)
 
     with tf1.variable_scope("", custom_getter=make_handle):
         yield
@@ -348,8 +343,10 @@ class Variables:
                 return variables.create(spec)
         if not spec.names_by_stage:
             return self._create(spec, None)
+        # A dummy variable, never saved, for a stage that lacks the layer.
+        unused = replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())
         by_stage = [
-            self._make(_unused(spec), stage) if own is None else self._create(own, stage)
+            self._make(unused, stage) if own is None else self._create(own, stage)
             for stage, own in enumerate(map(spec.on_stage, range(len(spec.names_by_stage))))
         ]
         return StagedVariable(spec, by_stage, self._layout, self.cluster)
@@ -389,8 +386,3 @@ class Variables:
                     values[begin] = padded(own, size)
                 slices.append(tf.Variable(values[begin], name=spec.name, trainable=spec.trainable))
         return SlicedVariable(spec, self._layout, self.cluster, slices, stage)
-
-
-def _unused(spec: VariableSpec) -> VariableSpec:
-    """Returns the spec of a dummy variable, never saved, for a stage that lacks the layer."""
-    return replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())
