@@ -443,8 +443,7 @@ class GraphLowering(upstream.Lowering):
         """
         layout, microbatch = layout or self._mesh_impl.layout, self._microbatch
         size = dim.size if microbatch is None else microbatch.whole_size(dim)
-        num_parts, axis = layout.num_parts(dim.name, size), layout.axis_of(dim.name)
-        processors = axis.size if axis else 1
+        num_parts, processors = layout.num_parts(dim.name, size), layout.num_slices(dim.name)
         ways = processors * (size // dim.size)
         is_cut = num_parts % processors or (num_parts > 1 and num_parts % ways)
         if layout.exact_sums and is_cut:

@@ -8,7 +8,8 @@ next indices when they are first used.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,21 +61,27 @@ class MeshAxes:
         """Returns the number of parts into which an axis splits a dimension."""
         return self._dims[axis].size
 
-    def stride(self, axis: int) -> int:
-        """Returns the difference in `pnum` of two neighbours along one of the mesh's own axes."""
-        return math.prod(self.mesh_shape.to_integer_list[axis + 1 :])
+    def coordinate(self, axis: int, pnum: Any) -> Any:
+        """Returns the coordinate of processor `pnum`, an integer or a scalar, on an axis."""
+        sizes = self.mesh_shape.to_integer_list
+        index = None
+        for part in self._parts[axis]:
+            stride = math.prod(sizes[part + 1 :])  # Between the numbers of two neighbours.
+            place = pnum // stride % sizes[part]
+            index = place if index is None else index * sizes[part] + place
+        return index
 
-    def groups(self, names: Collection[str]) -> list[list[int]]:
-        """Returns each processor's group along the axes of the mesh with the given names.
+    def groups(self, axes: Sequence[int]) -> list[list[int]]:
+        """Returns each processor's group along some of the mesh's own axes.
 
         Returns:
           a list for each processor: the processors that differ from this processor only in their
-            coordinates on these axes, in order.
+            coordinates on these axes, in the order of the coordinates (the last axis varies
+            fastest).
         """
         numbers = np.arange(self.mesh_shape.size).reshape(self.mesh_shape.to_integer_list)
-        along = [i for i, axis in enumerate(self.mesh_shape.dims) if axis.name in names]
-        rows = np.moveaxis(numbers, along, range(-len(along), 0)).reshape(
-            -1, math.prod(self.size(axis) for axis in along)
+        rows = np.moveaxis(numbers, axes, range(-len(axes), 0)).reshape(
+            -1, math.prod(map(self.size, axes))
         )
         group_of = {pnum: row for row in rows.tolist() for pnum in row}
         return [group_of[pnum] for pnum in range(self.mesh_shape.size)]

@@ -11,7 +11,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -28,19 +27,6 @@ from t2tp.mesh.wire import Wire
 _LARGE = 1 << 14
 
 
-class _CollectiveKeys:
-    """Allocates keys by counting."""
-
-    def __init__(self) -> None:
-        self._next = 1
-
-    def take(self, count: int = 1) -> int:
-        """Reserves `count` consecutive keys and returns the first."""
-        first = self._next
-        self._next += count
-        return first
-
-
 # TensorFlow matches the members of a collective by two numbers. All processes must choose the same
 # numbers without communicating. They do, because each process takes consecutive numbers, and all
 # processes trace the same programs in the same order.
@@ -51,15 +37,16 @@ class _CollectiveKeys:
 #   a processor's group is the first of the 8 keys plus the group's number, here `pnum // 4`.
 #   The instance key names a collective. TensorFlow would mix up two collectives that run at the
 #   same time under one key.
-_group_keys, _instance_keys = _CollectiveKeys(), _CollectiveKeys()
-_first_keys: dict[tuple, int] = {}
+_instance_keys = itertools.count(1)
+_group_keys: dict[tuple, range] = {}
 
 
 def _first_key(identity: tuple, count: int) -> int:
     """Returns the first of the `count` group keys reserved for some devices and axes."""
-    if identity not in _first_keys:
-        _first_keys[identity] = _group_keys.take(count)
-    return _first_keys[identity]
+    if identity not in _group_keys:
+        first = max((keys.stop for keys in _group_keys.values()), default=1)
+        _group_keys[identity] = range(first, first + count)
+    return _group_keys[identity].start
 
 
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
@@ -69,19 +56,6 @@ def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
     processor's coordinate. See `t2tp.lowering.head_tail`.
     """
     return 2 * place, 2 * (count - 1 - place) + 1
-
-
-@dataclass(frozen=True)
-class _ProcessorGroup:
-    """The group of processors that run a collective together.
-
-    Attributes:
-      key: the group key, an int32 scalar that depends on the processor.
-      size: number of processors in the group.
-    """
-
-    key: tf.Tensor
-    size: int
 
 
 class Collectives:
@@ -114,7 +88,7 @@ class Collectives:
         self._nccl = nccl
         # "auto" would choose rings on the GPUs of a single process.
         self._hint = "nccl" if nccl else "auto"
-        self._groups = GraphMemo()
+        self._group_keys = GraphMemo()
         self._operation = ""
         self._times = 1
         self.log: list[Collective] = []
@@ -140,7 +114,7 @@ class Collectives:
 
     def coordinate(self, axis: int) -> tf.Tensor:
         """Returns the processor's coordinate on an axis, an int32 scalar."""
-        return self._coordinate_of(self._pnum, axis)
+        return self._axes.coordinate(axis, self._pnum)
 
     def allreduce(
         self, x: tf.Tensor, axes: Sequence[int], merge_op: str, sums: Sequence[str] = ()
@@ -198,8 +172,7 @@ class Collectives:
         """Concatenates the group's `x` along `concat_axis`, in the order of the mesh axis."""
         if not self._real_axes([axis]):
             return x
-        gathered = self.gather(x, [axis])
-        return _merge_leading(tf.reshape(gathered, [-1, *x.shape]), concat_axis)
+        return _merge_leading(self.gather_members(x, [axis]), concat_axis)
 
     def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
         """Splits `x` along dimension `split_axis`; part i of each member's `x` goes to member i.
@@ -220,11 +193,8 @@ class Collectives:
         return self.reduce_parts(self._by_axis(parts, axis), [axis])
 
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Gathers `x` from the group along some axes: [member, ...].
-
-        All members get the gathered tensors in the same order.
-        """
-        axes = sorted(self._real_axes(axes))
+        """Gathers `x` from the group along some axes: [member, ...], in the order of the axes."""
+        axes = self._real_axes(axes)
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
 
     def gather(self, x: tf.Tensor, axes: Sequence[int], names: Sequence[str] = ()) -> tf.Tensor:
@@ -302,7 +272,7 @@ class Collectives:
         # A wire (see `Wire`) has one receiver for each sender. If a member has several receivers,
         # all members gather all tensors instead.
         if len(set(senders)) < len(senders):
-            gathered = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
+            gathered = self.gather_members(x, [axis])
             places = [-1 if s is None else s for s in source]
             place = tf.gather(tf.constant(places, tf.int32), self.coordinate(axis))
             own = tf.gather(gathered, tf.maximum(place, 0))
@@ -319,7 +289,7 @@ class Collectives:
         if rounds is None:
             return self._send_to_receiver(x, axis, source, result)
         for partners in rounds:
-            received = self._exchange(x, axis, self.coordinate(axis), partners)
+            received = self._exchange(x, axis, partners)
             is_source = [s == partner for s, partner in zip(source, partners, strict=True)]
             result = tf.where(tf.gather(is_source, self.coordinate(axis)), received, result)
         return result
@@ -363,16 +333,23 @@ class Collectives:
 
     def _wire(self, axis: int, receivers: Sequence[int | None]) -> Wire:
         """Returns a wire from each member of a group to its receiver, a member or None."""
-        numbers, by_pnum = self._numbers_along(axis), []
-        for pnum in range(len(self._devices)):
-            place = self._coordinate_of(pnum, axis)
-            peer = receivers[place]
-            by_pnum.append(None if peer is None else pnum - numbers[place] + numbers[peer])
         log = functools.partial(
             self.record, collective_kinds.PERMUTE, sorted(self._real_axes([axis]))
         )
-        pair_key, instance_key = self._pair_key(), _instance_keys.take()
-        return Wire(self._pnum, by_pnum, pair_key, instance_key, self._hint, log)
+        pair_key, instance_key = self._pair_key(), next(_instance_keys)
+        peers = self._peers(axis, receivers)
+        return Wire(self._pnum, peers, pair_key, instance_key, self._hint, log)
+
+    def _peers(self, axis: int, members: Sequence[int | None]) -> list[int | None]:
+        """Returns the processor at the place `members[k]` of its group, for each processor.
+
+        `k` is the processor's place in its group along an axis.
+        """
+        peers: list[int | None] = []
+        for pnum, group in enumerate(self._axes.groups(self._axes.parts(axis))):
+            member = members[group.index(pnum)]
+            peers.append(None if member is None else group[member])
+        return peers
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """Returns one member's `x` on all members.
@@ -441,29 +418,30 @@ class Collectives:
             return x
         return tf.transpose(x, [*order, *range(len(axes), x.shape.rank)])
 
-    def _exchange(
-        self, x: tf.Tensor, axis: int, place: tf.Tensor, partners: Sequence[int]
-    ) -> tf.Tensor:
+    def _exchange(self, x: tf.Tensor, axis: int, partners: Sequence[int]) -> tf.Tensor:
         """Exchanges `x` with a partner; `partners` has the partner of each member."""
         self.record(collective_kinds.PERMUTE, sorted(self._real_axes([axis])), x)
-        partner = tf.gather(tf.constant(partners, tf.int32), place)
-        numbers = tf.constant(self._numbers_along(axis), tf.int32)
-        other = self._pnum + tf.gather(numbers, partner) - tf.gather(numbers, place)
+        other = tf.gather(tf.constant(self._peers(axis, partners), tf.int32), self._pnum)
         low, high = tf.minimum(self._pnum, other), tf.maximum(self._pnum, other)
-        pair = _ProcessorGroup(self._pair_key() + low * len(self._devices) + high, 2)
+        pair = self._pair_key() + low * len(self._devices) + high, 2
         both = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], pair)
         both = tf.ensure_shape(both, [2, *x.shape])
         return tf.gather(both, tf.cast(self._pnum < other, tf.int32))
 
     def _emit(
-        self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _ProcessorGroup, **merging: str
+        self,
+        raw_op: Callable[..., tf.Tensor],
+        x: tf.Tensor,
+        group: tuple[tf.Tensor, int],
+        **merging: str,
     ) -> tf.Tensor:
-        """Emits a TensorFlow collective on the `x` of each member of the group."""
+        """Emits a TensorFlow collective on the `x` of each member of the group; see `_group`."""
+        group_key, group_size = group
         return raw_op(
             input=x,
-            group_size=group.size,
-            group_key=group.key,
-            instance_key=_instance_keys.take(),
+            group_size=group_size,
+            group_key=group_key,
+            instance_key=next(_instance_keys),
             ordering_token=[],
             communication_hint=self._hint,
             **merging,
@@ -473,23 +451,6 @@ class Collectives:
         """Returns the first key of the pairs of the n devices; pair (a, b) adds a * n + b to it."""
         return _first_key((self._devices, "pairs"), len(self._devices) ** 2)
 
-    def _coordinate_of(self, pnum: int | tf.Tensor, axis: int) -> int | tf.Tensor:
-        """Returns a processor's coordinate on an axis; a tensor if `pnum` is a tensor."""
-        major, *minor = self._axes.parts(axis)
-        index = pnum // self._axes.stride(major) % self._axes.size(major)
-        for part in minor:
-            place = pnum // self._axes.stride(part) % self._axes.size(part)
-            index = index * self._axes.size(part) + place
-        return index
-
-    def _numbers_along(self, axis: int) -> list[int]:
-        """Returns the numbers of the processors in processor 0's group along an axis, in order."""
-        places = itertools.product(
-            *(range(self._axes.size(part)) for part in self._axes.parts(axis))
-        )
-        strides = [self._axes.stride(part) for part in self._axes.parts(axis)]
-        return [sum(map(math.prod, zip(place, strides, strict=True))) for place in places]
-
     def _size(self, axes: Sequence[int]) -> int:
         return math.prod(self._axes.size(axis) for axis in axes)
 
@@ -498,10 +459,14 @@ class Collectives:
         parts = [part for axis in axes for part in self._axes.parts(axis)]
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 
-    def _group(self, axes: Sequence[int]) -> _ProcessorGroup:
-        """Returns the group along axes of the mesh; `axes` are in the mesh's order."""
+    def _group(self, axes: Sequence[int]) -> tuple[tf.Tensor, int]:
+        """Returns the processor's group along axes of the mesh, which are in the mesh's order.
 
-        def make() -> _ProcessorGroup:
+        Returns:
+          the group key, an int32 scalar that depends on the processor, and the number of members.
+        """
+
+        def key() -> tf.Tensor:
             sizes = self._axes.mesh_shape.to_integer_list
             identity = (self._devices, tuple(sizes), tuple(axes))
             # The group's number: the row-major index of its coordinates on the other axes.
@@ -509,10 +474,9 @@ class Collectives:
             for axis, size in enumerate(sizes):
                 if axis not in axes:
                     number = number * size + self.coordinate(axis)
-            first = _first_key(identity, len(self._devices))
-            return _ProcessorGroup(number + first, self._size(axes))
+            return number + _first_key(identity, len(self._devices))
 
-        return self._groups(tuple(axes), make)
+        return self._group_keys(tuple(axes), key), self._size(axes)
 
     def _names(self, axes: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._axes.mesh_shape.dims[axis].name for axis in axes)

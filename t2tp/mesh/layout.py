@@ -141,26 +141,19 @@ class Layout:
 
     def without_exact_sums(self) -> Layout:
         """Returns this layout without `exact_sums`."""
-        layout = copy.copy(self)
-        layout.exact_sums = 0
-        return layout
+        return self._changed(exact_sums=0)
 
     def of_part(self, name: str, count: int) -> Layout:
         """Returns this layout with every slice cut into `count` parts along a dimension.
 
         `slice_size` is then the size of one part.
         """
-        layout = copy.copy(self)
-        layout._parts_on_processor = {**self._parts_on_processor, name: count}
-        return layout
+        return self._changed(_parts_on_processor={**self._parts_on_processor, name: count})
 
     def with_whole_rows(self) -> Layout:
         """Returns a layout that splits no row: the axes of the positions split the batch, too."""
-        layout = copy.copy(self)
         rows = *self._parts_of(BATCH), *self._parts_of(POSITIONS)
-        layout._parts = {**self._parts, BATCH: rows, POSITIONS: ()}
-        layout._axis_of = {}
-        return layout
+        return self._changed(_parts={**self._parts, BATCH: rows, POSITIONS: ()})
 
     def with_same_rows(self) -> Layout:
         """Returns this layout, except that all processors have the same rows of the batch.
@@ -168,10 +161,14 @@ class Layout:
         The layout also splits the dimension `PROCESSORS` over the whole mesh, for the results that
         each processor computes from these rows.
         """
-        layout = self.without_exact_sums()
-        layout._parts = {dim: parts for dim, parts in self._parts.items() if not declared(dim).rows}
-        layout._parts[PROCESSORS] = tuple(range(self.mesh_shape.ndims))
-        layout._axis_of = {}
+        parts = {dim: parts for dim, parts in self._parts.items() if not declared(dim).rows}
+        parts[PROCESSORS] = tuple(range(self.mesh_shape.ndims))
+        return self._changed(_parts=parts, exact_sums=0)
+
+    def _changed(self, **attributes: Any) -> Layout:
+        """Returns a copy with other values of some attributes."""
+        layout = copy.copy(self)
+        vars(layout).update(attributes, _axis_of={})
         return layout
 
     @property
@@ -282,21 +279,26 @@ class Layout:
     @property
     def num_stages(self) -> int:
         """Number of stages; 1 if nothing splits the layers."""
-        axis = self.axis_of(LAYERS)
-        return axis.size if axis else 1
+        return self.num_slices(LAYERS)
 
     @property
     def batch_slices(self) -> int:
         """Number of slices of the batch."""
-        axis = self.axis_of(BATCH)
+        return self.num_slices(BATCH)
+
+    def num_slices(self, dim_name: str) -> int:
+        """Returns the number of slices into which a dimension is split; 1 if it is not split."""
+        axis = self.axis_of(dim_name)
         return axis.size if axis else 1
 
     def stage_of(self, pnum: int) -> int:
         """Returns the stage whose layers processor `pnum` computes."""
-        place, stage = self.coordinates(pnum), 0
-        for axis in self.axes_of(LAYERS):
-            stage = stage * axis.size + place[axis.name]
-        return stage
+        return self.place(LAYERS, pnum)
+
+    def place(self, dim_name: str, pnum: int) -> int:
+        """Returns the index of processor `pnum`'s slice along a dimension; 0 if it is not split."""
+        axis = self.axis_index(dim_name)
+        return 0 if axis is None else self.axes.coordinate(axis, pnum)
 
     def axis_of(self, dim_name: str) -> upstream.Dimension | None:
         """Returns the axis over which a dimension is split, or None.
@@ -339,11 +341,8 @@ class Layout:
 
     def coordinates(self, pnum: int) -> dict[str, int]:
         """The coordinates of processor `pnum` on the mesh's axes (the last axis varies fastest)."""
-        place = {}
-        for axis in reversed(self.mesh_shape.dims):
-            place[axis.name] = pnum % axis.size
-            pnum //= axis.size
-        return place
+        names = self.mesh_shape.dimension_names
+        return {name: self.axes.coordinate(axis, pnum) for axis, name in enumerate(names)}
 
     @staticmethod
     def may_pad(dim: upstream.Dimension) -> bool:
@@ -352,15 +351,13 @@ class Layout:
 
     def is_padded(self, dim: upstream.Dimension) -> bool:
         """Whether the last slices along a dimension are padded: its axis does not divide it."""
-        axis = self.axis_of(dim.name)
-        return axis is not None and dim.size % axis.size > 0
+        return dim.size % self.num_slices(dim.name) > 0
 
     def slice_size(self, shape: upstream.Shape) -> tuple[int, ...]:
         """Shape of a processor's slice of a tensor, with padding."""
-        axes = [self.axis_of(dim.name) for dim in shape.dims]
         return tuple(
-            -(-dim.size // ((axis.size if axis else 1) * self._parts_on_processor.get(dim.name, 1)))
-            for dim, axis in zip(shape.dims, axes, strict=True)
+            -(-dim.size // (self.num_slices(dim.name) * self._parts_on_processor.get(dim.name, 1)))
+            for dim in shape.dims
         )
 
     def slice_begin(self, shape: upstream.Shape, pnum: int) -> tuple[int, ...]:
@@ -368,14 +365,10 @@ class Layout:
 
         If the slice has only padding, the index is at or beyond the end of the dimension.
         """
-        place = self.coordinates(pnum)
-        begin = []
-        for dim, size in zip(shape.dims, self.slice_size(shape), strict=True):
-            index = 0
-            for axis in self.axes_of(dim.name):
-                index = index * axis.size + place[axis.name]
-            begin.append(index * size)
-        return tuple(begin)
+        return tuple(
+            self.place(dim.name, pnum) * size
+            for dim, size in zip(shape.dims, self.slice_size(shape), strict=True)
+        )
 
     def slices(self, shape: upstream.Shape, pnum: int) -> tuple[slice, ...]:
         """Processor `pnum`'s slice without padding, as an index into the whole tensor."""

@@ -128,7 +128,8 @@ class Executor:
             text = f"Processors did not finish {limit}, and none of them waited in a collective."
             return CollectiveTimeoutError(f"{text} {advice}".rstrip())
         index, pnum, node = min(waiting)
-        axes = log[index].axes if index < len(log) else ()
+        names = self._layout.mesh_shape.dimension_names
+        axes = [names.index(axis) for axis in log[index].axes] if index < len(log) else []
         members = self._layout.axes.groups(axes)[pnum] if axes else list(where)
         nodes = [p for p in members if where.get(p) == node]
         absent = [p for p in members if where.get(p) != node]
