@@ -8,7 +8,7 @@ needs its elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and
 `t2tp.lowering.matmul`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import LaidOutTensor
 from t2tp.lowering.row_gather import TableRows
+from t2tp.lowering.slice_shapes import arranged
 from t2tp.mesh.graph_memo import GraphMemo
 
 
@@ -125,7 +126,7 @@ def _look_up(
     rows = TableRows(lowering, table.shape, ids, dim)
     picked = rows.pick(lowering.slice(table), tf.zeros([], table.dtype))
     rest = [d for d in table.shape.dims if d != dim and d not in ids.shape.dims]
-    value = _ordered(picked, [*ids.shape.dims, *rest], output.shape.dims)
+    value = arranged(picked, [*ids.shape.dims, *rest], output.shape.dims)
     lowering.set_partial_sum(output, value, [dim])
 
 
@@ -139,7 +140,7 @@ def _sum_of_rows(
     listed = ids.shape.dims
     rest = [d for d in output.shape.dims if d != dim and d not in listed]
     own = [d for d in listed if d in rows.shape.dims]
-    rows_slice = _ordered(lowering.slice(rows), rows.shape.dims, [*own, *rest])
+    rows_slice = arranged(lowering.slice(rows), rows.shape.dims, [*own, *rest])
     if own != listed:
         # A dimension that only the ids have is broadcast in the rows.
         sizes = lowering.mesh_impl(rows).slice_shape(upstream.Shape([*listed, *rest]))
@@ -149,12 +150,3 @@ def _sum_of_rows(
     value = TableRows(lowering, output.shape, ids, dim).add_up(rows_slice)
     summed = [d for d in listed if d not in output.shape.dims]
     lowering.set_partial_sum(output, value, summed)
-
-
-def _ordered(
-    x: tf.Tensor, dims: Sequence[upstream.Dimension], wanted: Sequence[upstream.Dimension]
-) -> tf.Tensor:
-    """Transposes a slice from one order of its dimensions to another."""
-    if list(dims) == list(wanted):
-        return x
-    return tf.transpose(x, [list(dims).index(d) for d in wanted])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from t2tp.lowering.slice_shapes import arranged
+
 # TensorFlow has two matmul kernels for CPUs. The first computes a batch of products if each takes
 # at most this many multiplications (`kMaxCostOuterParallelism`). The second computes larger
 # products, and single products of any size.
@@ -37,8 +39,8 @@ def einsum(
         x, y, product, out = terms
         if widen is not None or equation == f"{x},{y}->{product}":
             before = equation.partition("->")[0].split(",")
-            first, second = map(_transposed, slices, before, (x, y))
-            return _transposed(_product(first, second, x, y, product), product, out)
+            first, second = map(arranged, slices, before, (x, y))
+            return arranged(_product(first, second, x, y, product), product, out)
     if widen is not None:
         return tf.cast(tf.einsum(equation, *map(widen, slices)), dtype)
     return tf.einsum(equation, *slices)
@@ -85,11 +87,6 @@ def _matrix_terms(equation: str) -> tuple[str, str, str, str] | None:
     x = x if x in (free_x + summed, summed + free_x) else free_x + summed
     y = y if y in (free_y + summed, summed + free_y) else summed + free_y
     return x, y, out if out == free_y + free_x else free_x + free_y, out
-
-
-def _transposed(x: tf.Tensor, letters: str, wanted: str) -> tf.Tensor:
-    order = [letters.index(letter) for letter in wanted]
-    return x if letters == wanted else tf.transpose(x, order)
 
 
 def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> tf.Tensor:

@@ -38,7 +38,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.deferred_sums import BUCKET, SMALL, DeferredSums, Scatter
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
-from t2tp.lowering.slice_shapes import resized
+from t2tp.lowering.slice_shapes import resized, transposed
 from t2tp.mesh.layout import Layout
 
 
@@ -155,7 +155,7 @@ class _FactoredSlice:
         order = [cut.index(factor) for factor in (*factors, *rest)]
         self.factors = rest
         x = tf.reshape(self.value, [factor.size for factor in cut])
-        return x if order == sorted(order) else tf.transpose(x, order)
+        return transposed(x, order)
 
     def select(self, places: dict[Factor, tf.Tensor]) -> None:
         """Selects one index (an int32 scalar) of each factor, and removes these factors."""
@@ -171,7 +171,7 @@ class _FactoredSlice:
         all_factors = [*factors, *self.factors]
         x = tf.reshape(x, [factor.size for factor in all_factors])
         order = sorted(range(len(all_factors)), key=lambda i: all_factors[i].begin)
-        self.value = x if order == sorted(order) else tf.transpose(x, order)
+        self.value = transposed(x, order)
         self.factors = [all_factors[i] for i in order]
 
     def _cut(self, targets: Collection[Factor]) -> list[Factor]:
@@ -228,7 +228,7 @@ class _ReshapePlan:
     @property
     def communicates(self) -> bool:
         """Whether processors exchange elements; a deferred sum is then reduced first."""
-        return any(self._new.get(axis) != factor for axis, factor in self._old.items())
+        return not self._old.items() <= self._new.items()
 
     def splits_over(self, axes: Collection[int]) -> bool:
         """Whether one of these axes splits the new shape."""
@@ -236,9 +236,9 @@ class _ReshapePlan:
 
     def gather_only_axes(self) -> list[int] | None:
         """Returns the axes to gather over; None if the reshape needs more than a gather."""
-        gathered = [axis for axis in self._old if axis not in self._new]
-        stay = {axis: factor for axis, factor in self._old.items() if axis in self._new}
-        return gathered if gathered and stay == self._new else None
+        if not self._new.items() < self._old.items():
+            return None
+        return [axis for axis in self._old if axis not in self._new]
 
     def from_gathered(self, x: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
         """Returns the slice of the new shape, for a reshape that needs only a gather.
@@ -254,14 +254,9 @@ class _ReshapePlan:
     ) -> Scatter | None:
         """Returns the reduce-scatter of a partial sum if the reshape needs only this collective."""
         added = {axis: factor for axis, factor in self._new.items() if axis not in self._old}
-        stay = {axis: factor for axis, factor in self._new.items() if axis in self._old}
         part = self._padded_slice(x)
-        if (
-            not added
-            or stay != self._old
-            or set(added) != set(summed_axes)
-            or not all(part.has(factor) for factor in added.values())
-        ):
+        is_sum = bool(added) and added.keys() == set(summed_axes)
+        if not is_sum or self.communicates or not all(map(part.has, added.values())):
             return None
         parts = part.take(list(added.values()))
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.slice_shapes import arranged
 
 
 class TableRows:
@@ -35,7 +36,7 @@ class TableRows:
         batch = [d for d in ids.shape.dims if d in weights_shape.dims]
         rest = [d for d in weights_shape.dims if d != dim and d not in batch]
         table_dims = [*batch, dim, *rest]
-        self._order = [weights_shape.dims.index(d) for d in table_dims]
+        self._dims, self._table_dims = weights_shape.dims, table_dims
         self._sizes = mesh_impl.slice_shape(upstream.Shape(table_dims))
         self._ids_sizes = mesh_impl.slice_shape(ids.shape)
         self._rest_sizes = self._sizes[len(batch) + 1 :]
@@ -68,7 +69,7 @@ class TableRows:
 
         `absent` is the value for rows that this processor does not hold: a scalar, or one per id.
         """
-        ordered = tf.transpose(weights, self._order) if self._is_reordered else weights
+        ordered = arranged(weights, self._dims, self._table_dims)
         table = tf.reshape(ordered, [self._table_length, -1])
         picked = tf.gather(table, tf.where(self.is_here, self._row, 0))
         picked = tf.where(self.is_here[:, None], picked, tf.reshape(absent, [-1, 1]))
@@ -91,10 +92,4 @@ class TableRows:
             self._table_length,
         )
         ordered = tf.reshape(tf.cast(table, dtype), self._sizes)
-        if not self._is_reordered:
-            return ordered
-        return tf.transpose(ordered, [self._order.index(a) for a in range(len(self._order))])
-
-    @property
-    def _is_reordered(self) -> bool:
-        return self._order != sorted(self._order)
+        return arranged(ordered, self._table_dims, self._dims)

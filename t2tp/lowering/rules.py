@@ -16,6 +16,7 @@ from t2tp.lowering.einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.linear_operations import lower_add
 from t2tp.lowering.reshape import lower_reshape
 from t2tp.lowering.signature import sums_along_rows
+from t2tp.lowering.slice_shapes import arranged
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.lowering.while_loop import lower_while_loop
 
@@ -64,9 +65,7 @@ def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
         kept_axes = [x.shape.dims.index(dim) for dim in remaining_dims]
         part = tf.transpose(part, [*kept_axes, *summed_axes])
         summed_axes = [*range(len(kept_axes), x.shape.ndims)]
-    addend = reduce_sum(part, summed_axes)
-    if remaining_dims != y.shape.dims:
-        addend = tf.transpose(addend, [remaining_dims.index(dim) for dim in y.shape.dims])
+    addend = arranged(reduce_sum(part, summed_axes), remaining_dims, y.shape.dims)
     lowering.set_partial_sum(y, addend, reduced_dims)
 
 

@@ -4,7 +4,7 @@ Each node of a graph costs time in tracing, in TensorFlow's graph optimization, 
 on each device. A layer reshapes or broadcasts about a hundred tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import tensorflow as tf
 
@@ -24,6 +24,11 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 def transposed(x: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
     """Permutes the dimensions; returns `x` itself if nothing changes."""
     return x if list(order) == sorted(order) else tf.transpose(x, order)
+
+
+def arranged(x: tf.Tensor, dims: Sequence[Hashable], wanted: Sequence[Hashable]) -> tf.Tensor:
+    """Transposes a tensor from one order of its dimensions to another."""
+    return transposed(x, [list(dims).index(dim) for dim in wanted])
 
 
 def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.Tensor:
