@@ -71,18 +71,14 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     and reshape may then become one reduce-scatter.
     """
     (y,) = op.outputs
-    if lowering.mesh_impl(op).layout.exact_sums:
-        if lowering.add_parts(y, op.inputs):
-            return
-        for x in op.inputs:
-            lowering.set_slice(x, lowering.slice(x))
-        op.lower(lowering)
+    exact = lowering.mesh_impl(op).layout.exact_sums
+    if exact and lowering.add_parts(y, op.inputs):
         return
-    for x, bias in (op.inputs, op.inputs[::-1]):
+    for x, bias in () if exact else (op.inputs, op.inputs[::-1]):
         if _is_biased_sum(x, bias, y, lowering):
             _add_bias(x, bias, y, lowering)
             return
-    if all(lowering.needs_value(x) for x in op.inputs):
+    if exact or all(lowering.needs_value(x) for x in op.inputs):
         for x in op.inputs:
             lowering.set_slice(x, lowering.slice(x))
     op.lower(lowering)
