@@ -19,7 +19,7 @@ splits rows instead of positions, and each processor again computes one half of 
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -169,11 +169,10 @@ class PartLowering:
         """Returns the part's slice with `value` in place of its padding."""
         return self._mesh_impl.masked(self.slice(tensor), tensor.shape, dims, value)
 
-    @contextlib.contextmanager
-    def masking(self, *args: Any) -> Any:
+    def masking(self, *args: Any) -> contextlib.AbstractContextManager:
         """Does nothing: with `exact_sums`, summed dimensions have no padding."""
         del args
-        yield
+        return contextlib.nullcontext()
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns the slice and no axes: inputs are complete sums here."""
@@ -183,21 +182,12 @@ class PartLowering:
         """Like `GraphLowering.shared`, with the part in the key."""
         return self.base.shared((key, self.dim, self.number, self.count), make)
 
-    def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
-        """Records the part's value of an output."""
+    def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor, *summed: Any) -> None:
+        """Records the part's value of an output, or its addend of a sum."""
+        del summed
         self.results[tensor].append(value)
 
-    def set_partial_sum(
-        self, tensor: upstream.Tensor, value: tf.Tensor, summed: Iterable[upstream.Dimension]
-    ) -> None:
-        """Records the part's addend of an output."""
-        del summed
-        self.set_slice(tensor, value)
-
-    def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
-        """Records the part's addend of an output."""
-        del axes
-        self.set_slice(tensor, value)
+    set_partial_sum = set_sum_over_axes = set_slice
 
     def set_tensor_lowering(self, tensor: upstream.Tensor, laid_out_tensor: Any) -> None:
         """Records the part's addend of an output."""
