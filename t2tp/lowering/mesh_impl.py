@@ -27,31 +27,13 @@ from t2tp.mesh.layout import Layout
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 
-class LaidOutTensor:
+class LaidOutTensor(upstream.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor):
     """The processor's slice of a tensor, as the list of one slice that mesh-tensorflow expects."""
-
-    def __init__(self, tensor_list: Sequence[tf.Tensor]) -> None:
-        """Wraps a list of one slice."""
-        self.tensor_list = list(tensor_list)
 
     @property
     def slice(self) -> tf.Tensor:
         """The processor's slice."""
         return self.tensor_list[0]
-
-    @property
-    def all_slices(self) -> list[tf.Tensor]:
-        """The list of one slice."""
-        return self.tensor_list
-
-    @property
-    def slice_shape(self) -> list[int]:
-        """The shape of the slice."""
-        return self.slice.shape.as_list()
-
-    def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns this object, because it is no deferred sum."""
-        return self
 
 
 class LaidOutVariable:
@@ -404,8 +386,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         if not self.layout.is_split(x.shape):
             return LaidOutTensor([tf_x])
         begin, size = self.slice_begin_tensors(x.shape), self.slice_shape(x.shape)
-        axes = [self.layout.axis_of(dim.name) for dim in x.shape.dims]
-        padded = [n * (axis.size if axis else 1) for n, axis in zip(size, axes, strict=True)]
+        slices = [self.layout.num_slices(dim.name) for dim in x.shape.dims]
+        padded = [n * count for n, count in zip(size, slices, strict=True)]
         return LaidOutTensor([tf.slice(resized(tf_x, padded), begin, size)])
 
 
