@@ -21,7 +21,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,9 +29,10 @@ from t2tp import upstream
 from t2tp.lowering.context import Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import summed_in_parts
+from t2tp.lowering.reshape import relayout
 from t2tp.lowering.staged_sums import reduce_sum
-from t2tp.mesh.collectives import Collectives, tree_sum
-from t2tp.mesh.dimensions import BATCH, POSITIONS
+from t2tp.mesh.collectives import tree_sum
+from t2tp.mesh.dimensions import POSITIONS
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_conflicts import VECTOR
 
@@ -51,15 +52,13 @@ def lower_in_parts(
       dims: the dimensions to sum over, the outermost first. The innermost sum is completed first.
     """
     dim, *inner = dims
-    mesh_impl, rows = lowering.mesh_impl(op), None
+    mesh_impl = lowering.mesh_impl(op)
     if _sums_split_positions(op, mesh_impl.layout):
-        axis = mesh_impl.layout.axis_index(POSITIONS)
-        rows = _RowExchange(mesh_impl.collectives, axis, mesh_impl.shape[axis].size)
         mesh_impl = mesh_impl.with_layout(mesh_impl.layout.with_whole_rows())
     num_parts, count = lowering.parts_of(dim, mesh_impl.layout)
     results: dict[upstream.Tensor, list[tf.Tensor]] = {y: [] for y in op.outputs}
     for number in range(count):
-        part = PartLowering(lowering, mesh_impl, rows, dim, number, count, results)
+        part = PartLowering(lowering, mesh_impl, dim, number, count, results)
         if inner:
             lower_in_parts(op, part, rule, inner)
         else:
@@ -71,39 +70,12 @@ def lower_in_parts(
             axes = mesh_impl.axes_of([inner[0]])
             if axes and inner[0].name not in names:
                 stacked = tf.stack(parts)
-                parts = tf.unstack(mesh_impl.collectives.tree_allreduce(stacked, axes, [y.name]))
+                parts = tf.unstack(mesh_impl.collectives.sum(stacked, axes, [y.name]))
         if dim.name in names:
             value = tf.concat(parts, names.index(dim.name))
-            lowering.set_slice(y, rows.put_back(value, names) if rows else value)
+            lowering.set_slice(y, relayout(value, y.shape, mesh_impl, lowering.mesh_impl(op)))
         elif parts:
             lowering.set_parts(y, parts, mesh_impl.axes_of([dim]), (dim.name, num_parts))
-
-
-class _RowExchange(NamedTuple):
-    """Exchanges slices so that an axis splits rows instead of positions, or the other way round."""
-
-    collectives: Collectives
-    axis: int
-    processors: int
-
-    def of_slice(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:
-        """Returns the slice with all positions and only this processor's share of the rows."""
-        if BATCH not in names:
-            if POSITIONS not in names:
-                return x
-            return self.collectives.allgather(x, self.axis, names.index(POSITIONS))
-        rows = names.index(BATCH)
-        if POSITIONS in names:
-            return self.collectives.alltoall(x, self.axis, rows, names.index(POSITIONS))
-        shares = tf.stack(tf.split(x, self.processors, rows))
-        return tf.gather(shares, self.collectives.coordinate(self.axis))
-
-    def put_back(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:
-        """Returns the slice with all rows and only this processor's positions."""
-        rows = names.index(BATCH)
-        if POSITIONS in names:
-            return self.collectives.alltoall(x, self.axis, names.index(POSITIONS), rows)
-        return self.collectives.allgather(x, self.axis, rows)
 
 
 @dataclass(eq=False)
@@ -112,8 +84,8 @@ class PartLowering:
 
     Attributes:
       base: the lowering that is restricted to the part.
-      whole_mesh_impl: the mesh implementation of all parts.
-      rows: converts slices to slices with whole rows; None: they have whole rows.
+      whole_mesh_impl: the mesh implementation of all parts. It may have another layout, with whole
+        rows.
       dim: the dimension.
       number: the index of the part among the processor's parts.
       count: the number of the processor's parts.
@@ -122,7 +94,6 @@ class PartLowering:
 
     base: Any
     whole_mesh_impl: SpmdMeshImpl
-    rows: _RowExchange | None
     dim: upstream.Dimension
     number: int
     count: int
@@ -143,9 +114,11 @@ class PartLowering:
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
         """Returns the part's slice of a tensor."""
         value, names = self.base.slice(tensor), tensor.shape.dimension_names
-        if (rows := self.rows) is not None:
+        before, after = self.base.mesh_impl(tensor), self.whole_mesh_impl
+        if before is not after:
             value = self.base.shared(
-                ("whole rows", value.ref(), *names), lambda x=value: rows.of_slice(x, names)
+                ("whole rows", value.ref(), *names),
+                lambda x=value: relayout(x, tensor.shape, before, after),
             )
         if self.dim.name not in names or self.count == 1:
             return value

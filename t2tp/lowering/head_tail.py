@@ -37,8 +37,13 @@ class Orders:
         its outputs.
     """
 
-    def __init__(self, lowering: Lowering, mesh_impl: SpmdMeshImpl) -> None:
-        """Begins with all tensors consecutive."""
+    def __init__(
+        self, lowering: Lowering, mesh_impl: SpmdMeshImpl, operations: Iterable[upstream.Operation]
+    ) -> None:
+        """Begins with all tensors consecutive.
+
+        Finds the dimensions that the operations read in head-tail order.
+        """
         self._lowering = lowering
         self._mesh_impl = mesh_impl
         self.current = CONSECUTIVE
@@ -50,13 +55,9 @@ class Orders:
         self._converted = GraphMemo()
         # Mesh axis -> names of the dimensions that some attention reads in head-tail order.
         self._head_tail_dims: dict[int, set[str]] = {}
-
-    def find_head_tail_dims(self, operations: Iterable[upstream.Operation]) -> None:
-        """Finds the dimensions that the operations read in head-tail order."""
-        layout = self._mesh_impl.layout
         for op in operations:
-            for dim in hooks(op).head_tail_dims(layout):
-                axis = layout.axis_index(dim.name)
+            for dim in hooks(op).head_tail_dims(mesh_impl.layout):
+                axis = mesh_impl.layout.axis_index(dim.name)
                 if axis is not None and self.has_halves(axis, dim):
                     self._head_tail_dims.setdefault(axis, set()).add(dim.name)
 

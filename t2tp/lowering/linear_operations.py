@@ -78,7 +78,7 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
         if _is_biased_sum(x, bias, y, lowering):
             _add_bias(x, bias, y, lowering)
             return
-    if exact or all(lowering.needs_value(x) for x in op.inputs):
+    if exact or lowering.needed.issuperset(op.inputs):
         for x in op.inputs:
             lowering.set_slice(x, lowering.slice(x))
     op.lower(lowering)

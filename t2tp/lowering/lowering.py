@@ -110,6 +110,12 @@ class GraphLowering(upstream.Lowering):
     Attributes:
       sums: the deferred sums.
       orders: the order of each tensor's slice.
+      shared: `shared(key, make)` is a value that several operations need, computed by `make` for
+        the first of them. `key` is everything that the value depends on. `make` must not use
+        tensors of a conditional branch.
+      latest_activation: the most recently lowered activation.
+      needed: the tensors whose value an operation needs, so that a deferred sum is reduced.
+      read: the tensors that an operation or the caller reads. Some variables are only written.
       updated_in_place: tensors of the full batch whose rows a microbatch may overwrite.
     """
 
@@ -133,15 +139,14 @@ class GraphLowering(upstream.Lowering):
         self._microbatch: Microbatch | None = None
         self._rng_dependency: tf.Tensor | None = None
         self.sums = DeferredSums(mesh_impl)
-        self.orders = Orders(self, mesh_impl)
-        self.orders.find_head_tail_dims(all_operations(graph.operations))
-        self._needed: set[upstream.Tensor] = set()
+        self.orders = Orders(self, mesh_impl, all_operations(graph.operations))
+        self.needed: set[upstream.Tensor] = set()
         # Includes reads inside loops: a loop may read a variable that is lowered outside it.
-        self._read = set(needed).union(*map(tensors_read, graph.operations))
+        self.read = set(needed).union(*map(tensors_read, graph.operations))
         self._users: dict[upstream.Tensor, list[upstream.Operation | None]] = defaultdict(list)
         self._users_known: set[upstream.Operation] = set()
-        self._shared = GraphMemo()
-        self._latest = LatestActivation()
+        self.shared = GraphMemo()
+        self.latest_activation = LatestActivation()
         self.updated_in_place: set[upstream.Tensor] = set()
         self.lower_operations(graph.operations, needed)
 
@@ -158,8 +163,14 @@ class GraphLowering(upstream.Lowering):
         """
         needed = list(needed)
         live = live_operations(operations, needed)
-        self._note_users(live, needed)
-        self._needed |= required_values(live, self.users) | (set(needed) - set(addends))
+        for op in all_operations(live):
+            if op not in self._users_known:
+                self._users_known.add(op)
+                for tensor in op.inputs:
+                    self._users[tensor].append(op)
+        for tensor in needed:
+            self._users[tensor].append(None)
+        self.needed |= required_values(live, self.users) | (set(needed) - set(addends))
         storage = self._mesh_impl.layout.storage
         for group in lowering_order(live, storage):
             op = group[0]
@@ -172,19 +183,7 @@ class GraphLowering(upstream.Lowering):
                     self._lower(op)
                 if storage.stage == 3:
                     for each in group:
-                        self._latest.note(each, self)
-
-    def _note_users(
-        self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
-    ) -> None:
-        """Records the users of each tensor, inside and outside loops."""
-        for op in all_operations(operations):
-            if op not in self._users_known:
-                self._users_known.add(op)
-                for tensor in op.inputs:
-                    self._users[tensor].append(op)
-        for tensor in needed:
-            self._users[tensor].append(None)
+                        self.latest_activation.note(each, self)
 
     def _lower(self, op: upstream.Operation) -> None:
         rule = lower_linear if can_defer_past(op, self.users) else rule_of(type(op))
@@ -262,15 +261,6 @@ class GraphLowering(upstream.Lowering):
             return (compiled if pays else fn)(*slices)
 
         return call
-
-    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns a value that several operations need, computed by the first of them.
-
-        Args:
-          key: everything that the value depends on.
-          make: computes the value. It must not use tensors of a conditional branch.
-        """
-        return self._shared(key, make)
 
     def random_bits(
         self,
@@ -364,18 +354,6 @@ class GraphLowering(upstream.Lowering):
         """Returns the slice in the given order, for operations with `Hooks.chooses_orders`."""
         return self.orders.converted(tensor, order).slice
 
-    def needs_value(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation needs a tensor's value, so that a deferred sum is reduced."""
-        return tensor in self._needed
-
-    def latest_activation(self) -> tf.Tensor | None:
-        """Returns the most recently lowered activation, or None if this graph has none."""
-        return self._latest.value()
-
-    def is_read(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation or the caller reads a tensor. Some variables are only written."""
-        return tensor in self._read
-
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
         """Returns the operations that use a tensor; None stands for an output of the program."""
         return self._users[tensor]
@@ -466,7 +444,7 @@ class GraphLowering(upstream.Lowering):
         """
         sums = [self.tensors[x] for x in addends]
         if any(
-            not isinstance(x, DeferredSum) or x.cut is None or x.is_reduced or y in self._needed
+            not isinstance(x, DeferredSum) or x.cut is None or x.is_reduced or y in self.needed
             for x, y in zip(sums, addends, strict=True)
         ):
             return False
@@ -490,7 +468,7 @@ class GraphLowering(upstream.Lowering):
         if not self._mesh_impl.layout.exact_sums:
             addend, axes = self.partial_sum(x)
             self.set_sum_over_axes(y, fn(addend), axes)
-        elif isinstance(value, DeferredSum) and value.cut is not None and x not in self._needed:
+        elif isinstance(value, DeferredSum) and value.cut is not None and x not in self.needed:
             self.set_parts(y, [fn(part) for part in value.parts], value.mesh_axes, value.cut)
         else:
             self.set_slice(y, fn(self.slice(x)))
@@ -542,7 +520,7 @@ class GraphLowering(upstream.Lowering):
         """
         separate = self._mesh_impl.layout.axes.separate(axes)
         value = DeferredSum(self.sums, tensor.name, parts, separate, cut)
-        if separate and tensor in self._needed:
+        if separate and tensor in self.needed:
             self.sums.start(value)
         super().set_tensor_lowering(tensor, value)
         self.orders.set(tensor, self.orders.current)

@@ -28,6 +28,7 @@ padding cannot stay in place, so the dimension is gathered first.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.deferred_sums import BUCKET, SMALL, DeferredSums, Scatter
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
-from t2tp.lowering.slice_shapes import resized, transposed
+from t2tp.lowering.slice_shapes import reshaped, resized, transposed
 from t2tp.mesh.layout import Layout
 
 
@@ -48,16 +49,15 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     old_shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
     if _aligned(mesh_impl.layout, old_shape, new_shape) is None:
         # Padding cannot stay: gather padded dimensions, reshape without padding, and split again.
-        value, shape = lowering.slice(op.inputs[0]), old_shape
-        for next_shape in (_unpadded(mesh_impl, x) for x in (old_shape, new_shape)):
-            value, _ = _ReshapePlan(mesh_impl, op.name, shape, next_shape).execute(value, [])
-            shape = next_shape
-        value, _ = _ReshapePlan(mesh_impl, op.name, shape, new_shape).execute(value, [])
+        shapes = old_shape, *(_unpadded(mesh_impl, x) for x in (old_shape, new_shape)), new_shape
+        value = lowering.slice(op.inputs[0])
+        for before, after in itertools.pairwise(shapes):
+            value, _ = _ReshapePlan(mesh_impl, op.name, before, after).execute(value, [])
         lowering.set_slice(op.outputs[0], value)
         return
     plan = _ReshapePlan(mesh_impl, op.inputs[0].name, old_shape, new_shape)
     summed_axes: list[int] = []
-    if plan.communicates or lowering.needs_value(op.inputs[0]):
+    if plan.communicates or op.inputs[0] in lowering.needed:
         value = lowering.slice(op.inputs[0])
     else:
         value, summed_axes = lowering.partial_sum(op.inputs[0])
@@ -71,6 +71,15 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
         return
     value, summed_axes = plan.execute(value, summed_axes)
     lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
+
+
+def relayout(
+    x: tf.Tensor, shape: upstream.Shape, before: SpmdMeshImpl, after: SpmdMeshImpl
+) -> tf.Tensor:
+    """Converts a slice from the layout of a mesh implementation to the layout of another."""
+    if before is after:
+        return x
+    return _ReshapePlan(after, "", shape, shape, before).execute(x, [])[0]
 
 
 def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list[tf.Tensor]:
@@ -99,17 +108,14 @@ def _gather_buckets(
     relayouts: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
 ) -> list[list[int]]:
     """Groups the indices of conversions whose gathers can share a collective."""
+    sizes = [math.prod(r.new_shape.to_integer_list) * r.x.dtype.size for r in relayouts]
     buckets: list[list[int]] = []
-    open_buckets: dict[tuple, list[int]] = {}
-    for i, (relayout, gather_axes) in enumerate(zip(relayouts, axes, strict=True)):
-        size = math.prod(relayout.new_shape.to_integer_list) * relayout.x.dtype.size
-        if gather_axes is None or size > SMALL:
-            buckets.append([i])
-            continue
-        key = tuple(gather_axes), relayout.x.dtype
+    open_buckets: dict[object, list[int]] = {}
+    for i, (each, gather_axes) in enumerate(zip(relayouts, axes, strict=True)):
+        is_alone = gather_axes is None or sizes[i] > SMALL
+        key = i if is_alone else (*gather_axes, each.x.dtype)
         bucket = open_buckets.get(key, [])
-        num_elements = sum(math.prod(relayouts[j].new_shape.to_integer_list) for j in bucket)
-        if not bucket or num_elements * relayout.x.dtype.size + size > BUCKET:
+        if not bucket or sum(sizes[j] for j in (*bucket, i)) > BUCKET:
             bucket = open_buckets[key] = []
             buckets.append(bucket)
         bucket.append(i)
@@ -206,8 +212,10 @@ class _ReshapePlan:
         name: str,
         old_shape: upstream.Shape,
         new_shape: upstream.Shape,
+        old_mesh_impl: SpmdMeshImpl | None = None,
     ) -> None:
-        self._mesh_impl = mesh_impl
+        """Plans a reshape; `old_mesh_impl` has the old shape's layout if it differs."""
+        before = old_mesh_impl or mesh_impl
         self._collectives = mesh_impl.collectives
         self._name = name
         self._slice_shape = mesh_impl.slice_shape(new_shape)
@@ -215,14 +223,17 @@ class _ReshapePlan:
         aligned = _aligned(mesh_impl.layout, old_shape, new_shape)
         assert aligned is not None  # `lower_reshape` has handled shapes that do not align.
         old_sizes, self._new_sizes = aligned
-        self._old, self._old_rest = _split_factors(mesh_impl, old_shape, old_sizes)
+        self._old, self._old_rest = _split_factors(before, old_shape, old_sizes)
         self._new, _ = _split_factors(mesh_impl, new_shape, self._new_sizes)
         self._old_slice, self._new_slice = (
             [
-                size // mesh_impl.shape[axis].size if axis is not None else size
-                for size, axis in zip(sizes, mesh_impl.tensor_layout(shape), strict=True)
+                size // each.layout.num_slices(dim.name)
+                for size, dim in zip(sizes, shape.dims, strict=True)
             ]
-            for sizes, shape in ((old_sizes, old_shape), (self._new_sizes, new_shape))
+            for each, sizes, shape in (
+                (before, old_sizes, old_shape),
+                (mesh_impl, self._new_sizes, new_shape),
+            )
         )
 
     @property
@@ -289,7 +300,7 @@ class _ReshapePlan:
 
     def _cut_slice(self, x: tf.Tensor) -> tf.Tensor:
         """Cuts the aligned slice to the slice of the new shape."""
-        return resized(tf.reshape(x, self._new_slice), self._slice_shape)
+        return resized(reshaped(x, self._new_slice), self._slice_shape)
 
     def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
         """Moves axes to their new factors; returns the axes that then split their new factor.

@@ -41,7 +41,7 @@ def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
 
 def lower_variable(op: upstream.Variable, lowering: Lowering) -> None:
     """Looks up the variable's slice; reads the slice unless the variable is only assigned to."""
-    if lowering.is_read(op.value):
+    if op.value in lowering.read:
         op.lower(lowering)
         return
     mesh_impl = lowering.mesh_impl(op)

@@ -148,22 +148,15 @@ class Collectives:
         return self._reduce(x, axes, merge_op)
 
     def sum(self, x: tf.Tensor, axes: Sequence[int], sums: Sequence[str] = ()) -> tf.Tensor:
-        """Sums floats over the group; with `exact`, in a fixed order."""
-        if self.exact:
-            return self.tree_allreduce(x, axes, sums)
-        return self.allreduce(x, axes, "Add", sums)
+        """Sums floats over the group.
 
-    def tree_allreduce(
-        self, x: tf.Tensor, axes: Sequence[int], sums: Sequence[str] = ()
-    ) -> tf.Tensor:
-        """Sums floats over the group, in the order of its members, as a binary tree.
-
-        If `x` is small, each member gathers the `x` of all members and sums them. If `x` is large,
-        it is cut into parts, and each member sums one part of all members' `x`.
+        With `exact`, they are added as a binary tree, in the order of the members. If `x` is small,
+        each member gathers the `x` of all members and sums them. If `x` is large, it is cut into
+        parts, and each member sums one part of all members' `x`.
         """
         axes = sorted(self._real_axes(axes))
-        if not axes:
-            return x
+        if not self.exact or not axes:
+            return self.allreduce(x, axes, "Add", sums)
         if math.prod(x.shape.as_list()) < _LARGE:
             return tree_sum(tf.unstack(self.gather_members(x, axes)))
         return self._sum_in_parts(x, axes, sums)

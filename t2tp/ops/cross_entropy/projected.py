@@ -357,7 +357,7 @@ class _ChunkKernel:
 
     def summed_over_vocab(self, d_x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the processors' parts of a gradient, with `exact_sums`."""
-        return self._collectives.tree_allreduce(d_x, self._vocab_axes)
+        return self._collectives.sum(d_x, self._vocab_axes)
 
 
 class ScaledGradientOperation(Operation):

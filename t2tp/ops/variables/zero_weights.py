@@ -175,7 +175,7 @@ class WeightGatherOperation(Operation):
     def to_gather(self, lowering: Lowering) -> Relayout:
         """Converts the slice to the dtype in use, after the latest activation has been computed."""
         (x,), (y,) = self.inputs, self.outputs
-        before = lowering.latest_activation()
+        before = lowering.latest_activation.value()
         part = lowering.slice(x)
         if before is not None:
             with tf.control_dependencies([before]):
