@@ -29,17 +29,6 @@ def make_key(*parts: object) -> int:
     return int.from_bytes(digest, "little") | 1
 
 
-def slice_offsets(
-    shape: Sequence[int], begin: Sequence[int | tf.Tensor], size: Sequence[int]
-) -> list[tf.Tensor]:
-    """Returns the addends of each slice element's row-major index in the global tensor: uint64.
-
-    `begin` is the index at which the slice begins: integers or int32 scalars.
-    """
-    along = [tf.range(n, dtype=tf.int32) + first for n, first in zip(size, begin, strict=True)]
-    return [offsets(shape, axis, index) for axis, index in enumerate(along)]
-
-
 def offsets(shape: Sequence[int], axis: int, along: tf.Tensor) -> tf.Tensor:
     """Multiplies indices along one dimension by the dimension's stride in row-major order.
 
@@ -75,13 +64,14 @@ def slice_bits(
     A model has hundreds of small variables. For a few elements TensorFlow takes milliseconds to
     compute `bits`, and NumPy microseconds.
     """
-    if math.prod(size) > _SMALL:
-        return draw(unchanged, key, *slice_offsets(shape, begin, size))
-    index = np.zeros([1] * len(shape), np.uint64)
+    each = []
     for axis, (first, count) in enumerate(zip(begin, size, strict=True)):
-        stride = math.prod(shape[axis + 1 :])
-        along = np.arange(first, first + count, dtype=np.uint64) * np.uint64(stride)
-        index = index + along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+        along = np.arange(first, first + count, dtype=np.uint64)
+        along *= np.uint64(math.prod(shape[axis + 1 :]))
+        each.append(along.reshape([-1] + [1] * (len(shape) - axis - 1)))
+    if math.prod(size) > _SMALL:
+        return draw(unchanged, key, *each)
+    index = sum(each, np.zeros([1] * len(shape), np.uint64))
     # As a vector, because NumPy warns when scalars overflow.
     return tf.constant(_numpy_bits(np.uint64(key), index.reshape(-1)).reshape(size))
 
@@ -129,7 +119,7 @@ def unchanged(random_bits: tf.Tensor) -> tf.Tensor:
 def draw(
     convert: Callable[..., tf.Tensor],
     key: int | tf.Tensor,
-    *addends: tf.Tensor,
+    *addends: tf.Tensor | np.ndarray,
     options: tuple = (),
     xla: bool = True,
 ) -> tf.Tensor:

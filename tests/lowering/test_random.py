@@ -45,9 +45,9 @@ CASES = [
 @pytest.mark.parametrize(("shape", "begin", "size"), CASES)
 def test_the_bits_of_a_slice_are_those_of_its_elements_in_the_whole(shape, begin, size):
     key = random.make_key("a slice")
-    wanted = random.bits(
-        key, tf.zeros([], tf.uint64), *random.slice_offsets(shape, begin, size)
-    ).numpy()
+    along = [tf.range(first, first + n) for first, n in zip(begin, size, strict=True)]
+    offsets = [random.offsets(shape, axis, index) for axis, index in enumerate(along)]
+    wanted = random.bits(key, tf.zeros([], tf.uint64), *offsets).numpy()
     np.testing.assert_array_equal(random.slice_bits(key, shape, begin, size), wanted, strict=True)
 
 
