@@ -73,9 +73,9 @@ class AbstractProgram(Program):
     def _check_kernels(self, xla: bool | None) -> None:
         """Checks nothing: no kernel runs."""
 
-    def _build_for_shapes(self) -> Graph:
+    def _build_for_shapes(self, graph: tf.Graph | None = None) -> Graph:
         """Builds the step's graph in the TensorFlow graph in which it will be lowered."""
-        return self._build_in(self._trace_graph)
+        return super()._build_for_shapes(graph or self._trace_graph)
 
 
 class _AbstractVariables(Variables):

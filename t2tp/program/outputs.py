@@ -1,6 +1,6 @@
 """Outputs of a program: slices that stay on their devices until a value is read."""
 
-import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -77,20 +77,19 @@ def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> l
     """
     splitting = {axis.name for dim in shape.dims for axis in layout.axes_of(dim.name)}
     axes = [axis for axis in layout.mesh_shape.dims if axis.name in splitting and axis.size > 1]
-    count = next(
-        count for count in range(len(axes) + 1) if _everyone_has_all(layout, cluster, axes[count:])
-    )
+    processes = [
+        [layout.coordinates(pnum) for pnum in cluster.pnums_of(process_id)]
+        for process_id in range(cluster.num_processes)
+    ]
+
+    def everyone_has_all(some: Sequence[upstream.Dimension]) -> bool:
+        """Whether each process has a processor at every combination of coordinates."""
+        combinations = math.prod(axis.size for axis in some)
+        return all(
+            len({tuple(place[axis.name] for axis in some) for place in places}) == combinations
+            for places in processes
+        )
+
+    count = next(count for count in range(len(axes) + 1) if everyone_has_all(axes[count:]))
     lacking = set(axes[:count])
     return [i for i, dim in enumerate(shape.dims) if lacking & set(layout.axes_of(dim.name))]
-
-
-def _everyone_has_all(layout: Layout, cluster: Cluster, axes: Sequence[upstream.Dimension]) -> bool:
-    """Whether each process has a processor at every combination of coordinates on the axes."""
-    combinations = set(itertools.product(*(range(axis.size) for axis in axes)))
-    for process_id in range(cluster.num_processes):
-        coordinates = [layout.coordinates(pnum) for pnum in cluster.pnums_of(process_id)]
-        if {
-            tuple(coordinate[axis.name] for axis in axes) for coordinate in coordinates
-        } != combinations:
-            return False
-    return True

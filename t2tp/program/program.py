@@ -200,7 +200,10 @@ class Program:
         self._output_shapes = {name: t.shape for name, t in built.outputs.items()}
         self._output_dtypes = {name: t.dtype for name, t in built.outputs.items()}
         self._log: list[Collective] = []
-        compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla
+        operations = all_operations(built.graph.operations)
+        prints = any(isinstance(op, upstream.PrintOperation) for op in operations)
+        by_default = self.layout.size == 1 and not self.cluster.on_cpu and not prints
+        compiles_step = by_default if xla is None else xla
         local_devices = len(self.cluster.local_pnums)
         self._target = Backend(
             on_cpu=self.cluster.on_cpu,
@@ -455,13 +458,6 @@ class Program:
                 list(batches),
             )
 
-    def _compiles_whole_step(self, graph: upstream.Graph) -> bool:
-        """Whether XLA compiles the whole step by default."""
-        prints = any(
-            isinstance(op, upstream.PrintOperation) for op in all_operations(graph.operations)
-        )
-        return self.layout.size == 1 and not self.cluster.on_cpu and not prints
-
     def _program(
         self,
         count: int | None,
@@ -551,14 +547,10 @@ class Program:
         self, shape: upstream.Shape, part: tf.Tensor, collectives: Collectives
     ) -> tf.Tensor:
         """Gathers an output along the dimensions in which some process lacks slices."""
-        for i in dims_to_gather(self.layout, self.cluster, shape):
-            axis = self.layout.axis_index(shape.dims[i].name)
-            if axis is not None:
-                part = collectives.allgather(part, axis, i)
-                sizes = part.shape.as_list()
-                sizes[i] = shape.dims[i].size
-                part = resized(part, sizes)
-        return part
+        dims = dims_to_gather(self.layout, self.cluster, shape)
+        for i in dims:
+            part = collectives.allgather(part, self.layout.axis_index(shape.dims[i].name), i)
+        return resized(part, self._part_shape(shape)) if dims else part
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
         """Builds the step's mtf graph on tensors of the current TensorFlow graph."""
@@ -581,15 +573,11 @@ class Program:
             }
         return Graph(graph, mesh, outputs)
 
-    def _build_for_shapes(self) -> Graph:
-        """Builds the graph once in advance, only to find variables and shapes."""
-        return self._build_in(tf.Graph())
-
-    def _build_in(self, graph: tf.Graph) -> Graph:
-        """Builds the step's mtf graph on placeholders of a TensorFlow graph."""
+    def _build_for_shapes(self, graph: tf.Graph | None = None) -> Graph:
+        """Builds the step's mtf graph on placeholders, only to find variables and shapes."""
         for name, feature in self._features.items():
             check_tensor(self.layout, name, feature.shape)
-        with graph.as_default(), without_garbage_collection():
+        with (graph or tf.Graph()).as_default(), without_garbage_collection():
             parts = [
                 tf1.placeholder(f.dtype, self.layout.slice_size(f.shape))
                 for f in self._features.values()
