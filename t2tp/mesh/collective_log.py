@@ -1,6 +1,5 @@
 """The log of a program's collectives, which reports and plans read."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,9 +35,8 @@ def summarize(
     collectives: Sequence[Collective],
 ) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
     """Adds collectives up: (kind, axes) -> (count, input bytes of each processor)."""
-    count: Counter = Counter()
-    size: Counter = Counter()
+    totals: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for c in collectives:
-        count[c.kind, c.axes] += c.times
-        size[c.kind, c.axes] += c.bytes * c.times
-    return {key: (count[key], size[key]) for key in count}
+        count, size = totals.get((c.kind, c.axes), (0, 0))
+        totals[c.kind, c.axes] = count + c.times, size + c.bytes * c.times
+    return totals

@@ -70,13 +70,10 @@ def common_name(names: Sequence[str]) -> str:
     """Returns one pattern for names that differ only in the numbers of their scopes."""
     if len(names) == 1:
         return names[0]
-    columns = []
-    for parts in zip(*(list(_parts(name)) for name in names), strict=True):
-        if parts[0][1]:
-            columns.append(_common_scope([part for part, _ in parts]))
-        else:
-            columns.append(parts[0][0])
-    return "".join(columns)
+    return "".join(
+        _common_scope([part for part, _ in parts]) if parts[0][1] else parts[0][0]
+        for parts in zip(*map(_parts, names), strict=True)
+    )
 
 
 def _parts(name: str) -> list[tuple[str, bool]]:
