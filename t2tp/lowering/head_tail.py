@@ -24,6 +24,7 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks, signature_of
 from t2tp.lowering.reshape import begins
 from t2tp.lowering.signature import has
+from t2tp.mesh.attributes import attributes
 from t2tp.mesh.graph_memo import GraphMemo
 
 CONSECUTIVE: Order = frozenset()
@@ -123,15 +124,9 @@ class Orders:
                 tensors[x] = laid_out
                 self.set(x, old_order)
 
-    @contextlib.contextmanager
-    def isolated(self) -> Iterator[None]:
+    def isolated(self) -> contextlib.AbstractContextManager[None]:
         """When the context ends, discards the orders that were set inside it."""
-        before = self._of
-        self._of = dict(before)
-        try:
-            yield
-        finally:
-            self._of = before
+        return attributes(self, _of=dict(self._of))
 
     def has(self, tensor: upstream.Tensor) -> bool:
         """Whether a lowered tensor is in the current order."""

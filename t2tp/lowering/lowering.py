@@ -23,6 +23,7 @@ from t2tp.lowering.operation import hooks, is_local
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
 from t2tp.lowering.signature import applies_function
 from t2tp.lowering.staged_sums import sum_in_stages
+from t2tp.mesh.attributes import attributes
 from t2tp.mesh.dimensions import declared
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
@@ -208,38 +209,24 @@ class GraphLowering(upstream.Lowering):
 
         One branch of a condition cannot use another branch's tensors.
         """
-        before, in_place = self.tensors, self.updated_in_place
-        self.tensors, self.updated_in_place = dict(before), set(in_place)
-        try:
-            with self.orders.isolated():
-                yield
-        finally:
-            self.tensors, self.updated_in_place = before, in_place
+        tensors, in_place = dict(self.tensors), set(self.updated_in_place)
+        with attributes(self, tensors=tensors, updated_in_place=in_place), self.orders.isolated():
+            yield
 
-    @contextlib.contextmanager
-    def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
+    def inside_loop(self, iteration: tf.Tensor) -> contextlib.AbstractContextManager[None]:
         """Lowers a loop's body inside the context.
 
         The body's random numbers depend on `iteration`, the index of the iteration, an int64
         scalar.
         """
-        self._loop_iterations.append(iteration)
-        try:
-            yield
-        finally:
-            self._loop_iterations.pop()
+        return attributes(self, _loop_iterations=[*self._loop_iterations, iteration])
 
-    @contextlib.contextmanager
-    def inside_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
+    def inside_microbatch(self, microbatch: Microbatch) -> contextlib.AbstractContextManager[None]:
         """Lowers a microbatch's computation inside the context.
 
         Its rows get the random numbers that they have in the full batch.
         """
-        self._microbatch = microbatch
-        try:
-            yield
-        finally:
-            self._microbatch = None
+        return attributes(self, _microbatch=microbatch)
 
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large.

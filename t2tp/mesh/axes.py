@@ -29,7 +29,10 @@ class MeshAxes:
 
     @property
     def shape(self) -> upstream.Shape:
-        """All axes known so far, joint ones after the mesh's own, as the dimensions of a shape."""
+        """All axes known so far, joint ones after the mesh's own, as the dimensions of a shape.
+
+        A joint axis is named after its parts: `data+expert`.
+        """
         return upstream.Shape(self._dims)
 
     def index(self, parts: Sequence[int]) -> int:
@@ -52,10 +55,6 @@ class MeshAxes:
     def separate(self, axes: Iterable[int]) -> list[int]:
         """Returns all of the mesh's own axes that `axes` consist of, in the mesh's order."""
         return sorted({part for axis in axes for part in self._parts[axis]})
-
-    def dimension(self, axis: int) -> upstream.Dimension:
-        """Returns name and size of an axis; a joint one is named after its parts: `data+expert`."""
-        return self._dims[axis]
 
     def size(self, axis: int) -> int:
         """Returns the number of parts into which an axis splits a dimension."""

@@ -10,17 +10,17 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from t2tp.mesh import collective_kinds
+from t2tp.mesh.attributes import attributes
 from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.carriers import as_int64, carried, carrier_of, reduced_as
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout_text import LayoutError
-from t2tp.mesh.pairing import pairings
 from t2tp.mesh.wire import Wire
 
 # A tensor of at least this many elements may be summed in parts: each member sums one part.
@@ -93,24 +93,13 @@ class Collectives:
         self._times = 1
         self.log: list[Collective] = []
 
-    @contextlib.contextmanager
-    def attributed_to(self, operation: str) -> Iterator[None]:
+    def attributed_to(self, operation: str) -> contextlib.AbstractContextManager[None]:
         """Logs the collectives inside the context as belonging to an mtf operation."""
-        before, self._operation = self._operation, operation
-        try:
-            yield
-        finally:
-            self._operation = before
+        return attributes(self, _operation=operation)
 
-    @contextlib.contextmanager
-    def repeated(self, times: int) -> Iterator[None]:
+    def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
         """Logs each collective inside the context as executed `times` times, as in a loop."""
-        before = self._times
-        self._times *= times
-        try:
-            yield
-        finally:
-            self._times = before
+        return attributes(self, _times=self._times * times)
 
     def coordinate(self, axis: int) -> tf.Tensor:
         """Returns the processor's coordinate on an axis, an int32 scalar."""
@@ -522,3 +511,58 @@ def _merge_leading(x: tf.Tensor, axis: int) -> tf.Tensor:
     merged = shape[1:]
     merged[axis] *= shape[0]
     return tf.reshape(tf.transpose(x, order), merged)
+
+
+def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
+    """Returns rounds of pairwise exchanges after which member k has exchanged with `source[k]`.
+
+    If each slice has at most one receiver, each member has at most two partners, so two rounds are
+    enough (three for a ring of odd length). A member then sends only two or three slices. In an
+    all-to-all it would send a slice to every member.
+
+    Args:
+      source: the member from which each member receives a slice. None or the member itself: it
+        receives nothing.
+
+    Returns:
+      The partners of all members in each round. None if there is no such schedule: a slice has
+        several receivers, or the number of members is odd.
+    """
+    size = len(source)
+    edges = [(s, k) for k, s in enumerate(source) if s is not None and s != k]
+    wanted = [s for s, _ in edges]
+    if size % 2 or len(set(wanted)) < len(wanted):
+        return None
+    rounds: list[dict[int, int]] = []
+    for path in _paths(edges):
+        for a, b in path:
+            # At most two earlier edges share a member with this edge: the previous edge of the path
+            # and, in a ring, the first edge.
+            partners = next((r for r in rounds if r.get(a) == b or not {a, b} & r.keys()), None)
+            if partners is None:
+                rounds.append(partners := {})
+            partners[a], partners[b] = b, a
+    return [_all_paired(r, size) for r in rounds]
+
+
+def _paths(edges: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Orders the edges into paths and rings."""
+    following = dict(edges)
+    starts = [a for a in following if a not in following.values()]
+    paths = []
+    while following:
+        at = starts.pop() if starts else next(iter(following))
+        path = []
+        while at in following:
+            path.append((at, following.pop(at)))
+            at = path[-1][1]
+        paths.append(path)
+    return paths
+
+
+def _all_paired(partners: dict[int, int], size: int) -> list[int]:
+    """Pairs the members that have no partner with each other."""
+    alone = [member for member in range(size) if member not in partners]
+    for a, b in zip(alone[::2], alone[1::2], strict=True):
+        partners[a], partners[b] = b, a
+    return [partners[member] for member in range(size)]

@@ -308,7 +308,7 @@ class Layout:
         """
         if dim_name not in self._axis_of:
             parts = self._parts_of(dim_name)
-            axis = self.axes.dimension(self.axes.index(parts)) if parts else None
+            axis = self.axes.shape.dims[self.axes.index(parts)] if parts else None
             self._axis_of[dim_name] = axis
         return self._axis_of[dim_name]
 
