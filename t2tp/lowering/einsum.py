@@ -8,7 +8,10 @@ needs its elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and
 `t2tp.lowering.matmul`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -52,40 +55,26 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
 
 def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
     """Lowers an einsum to a matmul, a look-up, or a sum of rows per id."""
-    by_rows = _by_rows(op)
+    rows = rows_of(op)
     reduced = {d for x in op.inputs for d in x.shape.dims} - {*op.outputs[0].shape.dims}
     if not lowering.mesh_impl(op).computes:
-        inputs = op.inputs if by_rows is None else by_rows[1:3]
+        inputs = op.inputs if rows is None else (rows.ids, rows.other)
         return lowering.set_shapes(op, inputs, reduced)
-    if by_rows is not None:
-        rule, ids, other, dim = by_rows
-        return rule(ids, dim, other, op.outputs[0], lowering)
+    if rows is not None:
+        return rows.look_up(lowering) if rows.is_look_up else rows.add_up(lowering)
     with lowering.masking(op.inputs, reduced):
         return op.lower(lowering)
 
 
-def row_operands(
-    op: upstream.ops.EinsumOperation,
-) -> tuple[upstream.Tensor, upstream.Tensor] | None:
-    """Returns the ids and the other operand of a look-up or sum of rows; None for a matmul."""
-    by_rows = _by_rows(op)
-    return by_rows and (by_rows[1], by_rows[2])
-
-
-def _by_rows(
-    op: upstream.ops.EinsumOperation,
-) -> tuple[Callable, upstream.Tensor, upstream.Tensor, upstream.Dimension] | None:
-    """Returns `_look_up` or `_sum_of_rows`, the ids, the other operand and the one-hot dimension.
-
-    Returns None if the einsum is neither.
-    """
+def rows_of(op: upstream.ops.EinsumOperation) -> RowOperands | None:
+    """Returns the operands of a look-up or of a sum of rows; None for other einsums."""
     for one_hot, other in (op.inputs, op.inputs[::-1]) if len(op.inputs) == 2 else ():
         if _is_one_hot(one_hot):
-            ids, dim = one_hot.operation.inputs[0], one_hot.shape.dims[-1]
-            if _is_look_up(ids, dim, other, op.outputs[0]):
-                return _look_up, ids, other, dim
-            if _is_sum_of_rows(ids, dim, other, op.outputs[0]):
-                return _sum_of_rows, ids, other, dim
+            rows = RowOperands(
+                one_hot.operation.inputs[0], one_hot.shape.dims[-1], other, op.outputs[0]
+            )
+            if rows.is_look_up or rows.is_sum_of_rows:
+                return rows
     return None
 
 
@@ -94,59 +83,57 @@ def _is_one_hot(tensor: upstream.Tensor) -> bool:
     return isinstance(op, upstream.ops.OneHotOperation) and (op._on_value, op._off_value) == (1, 0)
 
 
-def _is_look_up(
-    ids: upstream.Tensor, dim: upstream.Dimension, table: upstream.Tensor, output: upstream.Tensor
-) -> bool:
-    """Whether the einsum sums only over `dim`, so that it looks up rows of a table."""
-    union = {*ids.shape.dims, *table.shape.dims}
-    return dim in table.shape.dims and union - {dim} == set(output.shape.dims)
+class RowOperands(NamedTuple):
+    """The operands of an einsum with a one-hot tensor.
 
+    Attributes:
+      ids: the input of the one-hot tensor.
+      dim: the one-hot dimension.
+      other: the other operand: a table, or rows to sum.
+      output: the result.
+    """
 
-def _is_sum_of_rows(
-    ids: upstream.Tensor, dim: upstream.Dimension, rows: upstream.Tensor, output: upstream.Tensor
-) -> bool:
-    """Whether the einsum sums the rows of each id: the gradient of a look-up."""
-    summed = {*ids.shape.dims} - {*output.shape.dims}
-    kept = {*ids.shape.dims, *rows.shape.dims, dim} - summed
-    return (
-        bool(summed)
-        and summed <= {*rows.shape.dims}
-        and dim not in rows.shape.dims
-        and kept == {*output.shape.dims}
-    )
+    ids: upstream.Tensor
+    dim: upstream.Dimension
+    other: upstream.Tensor
+    output: upstream.Tensor
 
+    @property
+    def is_look_up(self) -> bool:
+        """Whether the einsum sums only over `dim`, so that it looks up rows of a table."""
+        union = {*self.ids.shape.dims, *self.other.shape.dims}
+        is_in_table = self.dim in self.other.shape.dims
+        return is_in_table and union - {self.dim} == {*self.output.shape.dims}
 
-def _look_up(
-    ids: upstream.Tensor,
-    dim: upstream.Dimension,
-    table: upstream.Tensor,
-    output: upstream.Tensor,
-    lowering: Lowering,
-) -> None:
-    rows = TableRows(lowering, table.shape, ids, dim)
-    picked = rows.pick(lowering.slice(table), tf.zeros([], table.dtype))
-    rest = [d for d in table.shape.dims if d != dim and d not in ids.shape.dims]
-    value = arranged(picked, [*ids.shape.dims, *rest], output.shape.dims)
-    lowering.set_partial_sum(output, value, [dim])
+    @property
+    def is_sum_of_rows(self) -> bool:
+        """Whether the einsum sums the rows of each id: the gradient of a look-up."""
+        ids, rows, output = ({*x.shape.dims} for x in (self.ids, self.other, self.output))
+        summed = ids - output
+        kept = (ids | rows | {self.dim}) - summed
+        return bool(summed) and summed <= rows and self.dim not in rows and kept == output
 
+    def look_up(self, lowering: Lowering) -> None:
+        """Sets the output to the rows of a table that the ids select."""
+        table, listed = self.other, self.ids.shape.dims
+        rows = TableRows(lowering, table.shape, self.ids, self.dim)
+        picked = rows.pick(lowering.slice(table), tf.zeros([], table.dtype))
+        rest = [d for d in table.shape.dims if d != self.dim and d not in listed]
+        value = arranged(picked, [*listed, *rest], self.output.shape.dims)
+        lowering.set_partial_sum(self.output, value, [self.dim])
 
-def _sum_of_rows(
-    ids: upstream.Tensor,
-    dim: upstream.Dimension,
-    rows: upstream.Tensor,
-    output: upstream.Tensor,
-    lowering: Lowering,
-) -> None:
-    listed = ids.shape.dims
-    rest = [d for d in output.shape.dims if d != dim and d not in listed]
-    own = [d for d in listed if d in rows.shape.dims]
-    rows_slice = arranged(lowering.slice(rows), rows.shape.dims, [*own, *rest])
-    if own != listed:
-        # A dimension that only the ids have is broadcast in the rows.
-        sizes = lowering.mesh_impl(rows).slice_shape(upstream.Shape([*listed, *rest]))
-        expanded = [n if d in own else 1 for d, n in zip(listed, sizes, strict=False)]
-        rows_slice = tf.reshape(rows_slice, [*expanded, *sizes[len(listed) :]])
-        rows_slice = tf.broadcast_to(rows_slice, sizes)
-    value = TableRows(lowering, output.shape, ids, dim).add_up(rows_slice)
-    summed = [d for d in listed if d not in output.shape.dims]
-    lowering.set_partial_sum(output, value, summed)
+    def add_up(self, lowering: Lowering) -> None:
+        """Sets the output to the sum of the rows of each id."""
+        rows, output, listed = self.other, self.output, self.ids.shape.dims
+        rest = [d for d in output.shape.dims if d != self.dim and d not in listed]
+        own = [d for d in listed if d in rows.shape.dims]
+        rows_slice = arranged(lowering.slice(rows), rows.shape.dims, [*own, *rest])
+        if own != listed:
+            # A dimension that only the ids have is broadcast in the rows.
+            sizes = lowering.mesh_impl(rows).slice_shape(upstream.Shape([*listed, *rest]))
+            expanded = [n if d in own else 1 for d, n in zip(listed, sizes, strict=False)]
+            rows_slice = tf.reshape(rows_slice, [*expanded, *sizes[len(listed) :]])
+            rows_slice = tf.broadcast_to(rows_slice, sizes)
+        value = TableRows(lowering, output.shape, self.ids, self.dim).add_up(rows_slice)
+        summed = [d for d in listed if d not in output.shape.dims]
+        lowering.set_partial_sum(output, value, summed)

@@ -75,8 +75,7 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     if exact and lowering.add_parts(y, op.inputs):
         return
     for x, bias in () if exact else (op.inputs, op.inputs[::-1]):
-        if _is_biased_sum(x, bias, y, lowering):
-            _add_bias(x, bias, y, lowering)
+        if _add_bias(x, bias, y, lowering):
             return
     if exact or lowering.needed.issuperset(op.inputs):
         for x in op.inputs:
@@ -84,10 +83,14 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     op.lower(lowering)
 
 
-def _is_biased_sum(
+def _add_bias(
     x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
 ) -> bool:
-    """Whether y = x + bias, nothing else needs x, x is a deferred sum, and a reshape follows."""
+    """Adds a bias to the partial sum of one member of each all-reduce; y stays a deferred sum.
+
+    Returns:
+      whether it added the bias: nothing else needs x, x is a deferred sum, and a reshape follows.
+    """
     in_order = [dim for dim in y.shape.dims if dim in bias.shape.dims]
     if x.shape != y.shape or bias.shape.size >= y.shape.size or bias.shape.dims != in_order:
         return False
@@ -97,19 +100,15 @@ def _is_biased_sum(
     is_reshaped = isinstance(of_y[0], upstream.ReshapeOperation)
     if not is_reshaped and not can_defer_past(of_y[0], lowering.users):
         return False
-    return bool(lowering.partial_sum(x)[1]) and not lowering.partial_sum(bias)[1]
-
-
-def _add_bias(
-    x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
-) -> None:
-    """Adds a bias to the partial sum of one member of each all-reduce; y stays a deferred sum."""
     addend, axes = lowering.partial_sum(x)
+    if not axes or lowering.partial_sum(bias)[1]:
+        return False
     collectives = lowering.mesh_impl(y).collectives
     is_first = tf.reduce_all([tf.equal(collectives.coordinate(axis), 0) for axis in axes])
     own = lowering.slice(bias)
     own = expanded(tf.where(is_first, own, tf.zeros_like(own)), bias.shape, y.shape)
     lowering.set_sum_over_axes(y, addend + own, axes)
+    return True
 
 
 def _negates(op: upstream.Operation) -> bool:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from t2tp import upstream
-from t2tp.lowering.einsum import row_operands
+from t2tp.lowering.einsum import rows_of
 from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.operation import hooks
 
@@ -25,6 +25,6 @@ def matmul_flops(operations: Iterable[upstream.Operation]) -> int:
 def _flops(op: upstream.Operation) -> int:
     if isinstance(op, upstream.EinsumOperation):
         dims = {dim for x in op.inputs for dim in x.shape.dims}
-        is_product = dims - set(op.outputs[0].shape.dims) and row_operands(op) is None
+        is_product = dims - set(op.outputs[0].shape.dims) and rows_of(op) is None
         return 2 * (len(op.inputs) - 1) * math.prod(d.size for d in dims) if is_product else 0
     return hooks(op).matmul_flops

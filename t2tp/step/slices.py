@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2tp import upstream
-from t2tp.lowering.einsum import row_operands
+from t2tp.lowering.einsum import rows_of
 from t2tp.lowering.operation import hooks, signature_of
 from t2tp.mesh.layout import Layout
 from t2tp.ops.norms.batch_norm import BatchNormOperation
@@ -32,7 +32,7 @@ def kind_of(op: upstream.Operation) -> str:
     if isinstance(op, upstream.EinsumOperation):
         if len(op.inputs) < 2:
             return COPY
-        if row_operands(op) is not None:
+        if rows_of(op) is not None:
             return GATHER
         return PRODUCT if _summed(op) else ELEMENTWISE
     cost = signature_of(op).cost
@@ -41,8 +41,8 @@ def kind_of(op: upstream.Operation) -> str:
 
 def tensors_read(op: upstream.Operation) -> Sequence[upstream.Tensor]:
     """Returns the tensors that an operation reads: a look-up's einsum reads ids, not one-hot."""
-    operands = row_operands(op) if isinstance(op, upstream.EinsumOperation) else None
-    return op.inputs if operands is None else operands
+    rows = rows_of(op) if isinstance(op, upstream.EinsumOperation) else None
+    return op.inputs if rows is None else (rows.ids, rows.other)
 
 
 def slice_elements(tensor: upstream.Tensor, layout: Layout) -> int:
