@@ -168,15 +168,9 @@ class PartLowering:
             laid_out_tensor = laid_out_tensor.laid_out_input
         self.set_slice(tensor, laid_out_tensor.to_laid_out_tensor().slice)
 
-    def set_parts(
-        self,
-        tensor: upstream.Tensor,
-        parts: Sequence[tf.Tensor],
-        axes: list[int],
-        cut: tuple[str, int],
-    ) -> None:
+    def set_parts(self, tensor: upstream.Tensor, parts: Sequence[tf.Tensor], *summed: Any) -> None:
         """Records the sum of the parts of an inner dimension; see `Lowering.set_parts`."""
-        del axes, cut
+        del summed
         self.set_slice(tensor, tree_sum(parts))
 
 

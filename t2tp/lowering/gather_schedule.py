@@ -42,10 +42,8 @@ def lowering_order(
     if storage.stage == 3:
         return _prefetch_gathers(operations, storage.prefetch)
     gathers = [op for op in operations if hooks(op).gathered_variable is not None]
-    if not gathers:
-        return [[op] for op in operations]
-    later = set(gathers[1:])
-    return [gathers if op is gathers[0] else [op] for op in operations if op not in later]
+    first, later = gathers[:1], set(gathers[1:])
+    return [gathers if op in first else [op] for op in operations if op not in later]
 
 
 def _prefetch_gathers(

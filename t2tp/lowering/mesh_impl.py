@@ -199,31 +199,29 @@ class SpmdMeshImpl(upstream.MeshImpl):
     ) -> LaidOutTensor:
         """Reduces over the group along `mesh_axes` (`SUM`, `MAX` or `MIN`)."""
         merge_op = _MERGE_OPS[reduction_fn_string]
-        return LaidOutTensor(
-            [self.collectives.allreduce(x.to_laid_out_tensor().slice, mesh_axes, merge_op)]
-        )
+        return self.slicewise(lambda part: self.collectives.allreduce(part, mesh_axes, merge_op), x)
 
     def allconcat(self, x: LaidOutTensor, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
         """Gathers and concatenates along dimension `concat_axis`, which may count from the end."""
-        part = x.to_laid_out_tensor().slice
-        return LaidOutTensor(
-            [self.collectives.allgather(part, mesh_axis, concat_axis % part.shape.rank)]
+        concat_axis %= len(x.slice_shape)
+        return self.slicewise(
+            lambda part: self.collectives.allgather(part, mesh_axis, concat_axis), x
         )
 
     def alltoall(
         self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> LaidOutTensor:
         """Gathers dimension `concat_axis` and splits `split_axis`; both may count from the end."""
-        part = x.to_laid_out_tensor().slice
-        split_axis, concat_axis = (axis % part.shape.rank for axis in (split_axis, concat_axis))
-        return LaidOutTensor([self.collectives.alltoall(part, mesh_axis, split_axis, concat_axis)])
+        axes = [axis % len(x.slice_shape) for axis in (split_axis, concat_axis)]
+        return self.slicewise(lambda part: self.collectives.alltoall(part, mesh_axis, *axes), x)
 
     def receive(
         self, x: LaidOutTensor, mesh_axis: int, source_pcoord: Sequence[int | None]
     ) -> LaidOutTensor:
         """Receives the slice of the processor at coordinate `source_pcoord[own coordinate]`."""
-        x = x.to_laid_out_tensor()
-        return LaidOutTensor([self.collectives.permute(x.slice, mesh_axis, source_pcoord)])
+        return self.slicewise(
+            lambda part: self.collectives.permute(part, mesh_axis, source_pcoord), x
+        )
 
     def slice_shape(self, tensor_shape: upstream.Shape) -> list[int]:
         """Returns the shape of a slice, with its padding."""
@@ -284,10 +282,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
     def slice_begin_tensors(self, shape: upstream.Shape) -> list[tf.Tensor | int]:
         """Returns where this processor's slice begins: an int or int32 scalar per dimension."""
-        begin: list[tf.Tensor | int] = []
-        for dim, size in zip(shape.dims, self.slice_shape(shape), strict=True):
-            begin.append(self._place(dim) * size)
-        return begin
+        sizes = self.slice_shape(shape)
+        return [self._place(dim) * size for dim, size in zip(shape.dims, sizes, strict=True)]
 
     def element_index(
         self, shape: upstream.Shape, microbatch: Microbatch | None = None
@@ -363,12 +359,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         keys = [x.ref() for x in offsets]
         # With a dependency the value is not memoized: it must be computed after the dependency.
         part = first() if rng_dependency is not None else self._once(("first", *keys[:1]), first)
-        if not inner:
-            return [part]
-        return [
-            part,
-            self._once(("sum of offsets", *keys[1:]), lambda: random.sum_of_offsets(inner)),
-        ]
+        rest = functools.partial(random.sum_of_offsets, inner)
+        return [part, self._once(("sum of offsets", *keys[1:]), rest)] if inner else [part]
 
     def random_key(self, name: str) -> int | tf.Tensor:
         """Returns the key of an operation's random bits; each stage uses its own layer's name."""

@@ -270,8 +270,7 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     }
     summed = [dim for dim in lost.values() if has(signature.summed, op, dim)]
     dropped = [lost[name] for name in layout.exactly_split if lost.get(name) in summed]
-    kept = () if signature.combined is ALL else known.values()
-    for dim in dict.fromkeys([*lost.values(), *kept]):
+    for dim in (lost if signature.combined is ALL else known).values():
         is_combined = has(signature.combined, op, dim) and dim not in summed
         is_exact = has(signature.exact, op, dim)
         if is_combined and not is_exact and layout.axis_index(dim.name) is not None:

@@ -222,9 +222,9 @@ class _ReshapePlan:
         self._summed_axes: list[int] = []
         aligned = _aligned(mesh_impl.layout, old_shape, new_shape)
         assert aligned is not None  # `lower_reshape` has handled shapes that do not align.
-        old_sizes, self._new_sizes = aligned
+        old_sizes, new_sizes = aligned
         self._old, self._old_rest = _split_factors(before, old_shape, old_sizes)
-        self._new, _ = _split_factors(mesh_impl, new_shape, self._new_sizes)
+        self._new, _ = _split_factors(mesh_impl, new_shape, new_sizes)
         self._old_slice, self._new_slice = (
             [
                 size // each.layout.num_slices(dim.name)
@@ -232,7 +232,7 @@ class _ReshapePlan:
             ]
             for each, sizes, shape in (
                 (before, old_sizes, old_shape),
-                (mesh_impl, self._new_sizes, new_shape),
+                (mesh_impl, new_sizes, new_shape),
             )
         )
 
@@ -286,12 +286,7 @@ class _ReshapePlan:
         """
         self._summed_axes = list(summed_axes)
         part = self._padded_slice(x)
-        placed_axes = self._bring_axes_to_new_factors(part)
-        unplaced = {axis: factor for axis, factor in self._new.items() if axis not in placed_axes}
-        if unplaced:
-            placed_factors = [self._new[axis] for axis in placed_axes]
-            part = _FactoredSlice(part.value, _without(self._new_sizes, placed_factors))
-            self._keep_own_part(part, unplaced)
+        self._bring_axes_to_new_factors(part)
         return self._cut_slice(part.value), self._summed_axes
 
     def _padded_slice(self, x: tf.Tensor) -> _FactoredSlice:
@@ -302,10 +297,8 @@ class _ReshapePlan:
         """Cuts the aligned slice to the slice of the new shape."""
         return resized(reshaped(x, self._new_slice), self._slice_shape)
 
-    def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
-        """Moves axes to their new factors; returns the axes that then split their new factor.
-
-        All other axes then split nothing.
+    def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> None:
+        """Moves axes to their new factors. All other axes then split nothing.
 
         Each step is the cheapest possible one: a selection from the local slice moves nothing, an
         all-to-all moves a slice, and an all-gather multiplies the size of the slice. If two axes
@@ -337,7 +330,7 @@ class _ReshapePlan:
                 whole = self._collectives.gather(part.take([]), gather_axes)
                 part.put([split_by.pop(axis) for axis in gather_axes], whole)
             else:
-                return split_by
+                return
 
     def _keep_own_part(self, part: _FactoredSlice, factors: dict[int, Factor]) -> None:
         """Makes axes split factors that no axis splits yet.

@@ -58,14 +58,13 @@ def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
         ):
             upstream.ReduceOperation.lower(op, lowering)
         return
-    summed_axes = [axis for axis, dim in enumerate(x.shape.dims) if dim in reduced_dims]
-    remaining_dims = [dim for dim in x.shape.dims if dim in y.shape.dims]
-    part = lowering.masked_slice(x, reduced_dims)
+    kept_dims = [dim for dim in x.shape.dims if dim in y.shape.dims]
+    dims, part = x.shape.dims, lowering.masked_slice(x, reduced_dims)
     if lowering.mesh_impl(op).layout.exact_sums and sums_along_rows(op):
-        kept_axes = [x.shape.dims.index(dim) for dim in remaining_dims]
-        part = tf.transpose(part, [*kept_axes, *summed_axes])
-        summed_axes = [*range(len(kept_axes), x.shape.ndims)]
-    addend = arranged(reduce_sum(part, summed_axes), remaining_dims, y.shape.dims)
+        dims = [*kept_dims, *reduced_dims]
+        part = arranged(part, x.shape.dims, dims)
+    addend = reduce_sum(part, [dims.index(dim) for dim in reduced_dims])
+    addend = arranged(addend, kept_dims, y.shape.dims)
     lowering.set_partial_sum(y, addend, reduced_dims)
 
 
