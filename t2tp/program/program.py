@@ -40,7 +40,6 @@ from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.program.executor import Executor
 from t2tp.program.outputs import Outputs, dims_to_gather
 from t2tp.program.segments import segment_features, segments_of_rows
-from t2tp.program.step_loop import loop_of_steps
 from t2tp.program.variables import (
     Variables,
     VariableSpec,
@@ -491,11 +490,48 @@ class Program:
 
         if len(batches) == 1:
             return run(span[0], batches[0])
-        outputs = {
-            name: (self._output_dtypes[name], self._part_shape(shape))
+        return self._loop_of_steps(run, span, count, batches)
+
+    def _loop_of_steps(
+        self,
+        run: Callable[[tf.Tensor, list[tf.Tensor]], dict[str, tf.Tensor]],
+        span: tf.Tensor,
+        count: int | None,
+        batches: list[list[tf.Tensor]],
+    ) -> dict[str, tf.Tensor]:
+        """Runs a step for each batch, one after another.
+
+        TensorFlow prepares each launch of a function on the host, which takes some microseconds for
+        each variable. A model with a thousand variables then waits for the host in every step. If
+        one launch runs K steps, the host works once in K steps.
+
+        Args:
+          run: (number of the step, its features) -> its outputs by name; traced once.
+          span: see `_call`.
+          count: the number of steps. With a constant, XLA knows when the loop ends, and a GPU need
+            not ask the host after each step. None: as `span` says, at most the number of batches.
+          batches: the features of each step.
+
+        Returns:
+          the outputs, stacked: [number of batches, ...]. The rows after the last step are zero.
+        """
+        stacked = [tf.stack(parts) for parts in zip(*batches, strict=True)]
+        end = tf.cast(span[1] - span[0], tf.int32) if count is None else count
+
+        def body(i: tf.Tensor, arrays: dict[str, tf.TensorArray]) -> tuple:
+            values = run(span[0] + tf.cast(i, tf.int64), [x[i] for x in stacked])
+            return i + 1, {name: arrays[name].write(i, value) for name, value in values.items()}
+
+        arrays = {
+            name: tf.TensorArray(
+                self._output_dtypes[name], len(batches), element_shape=self._part_shape(shape)
+            )
             for name, shape in self._output_shapes.items()
         }
-        return loop_of_steps(run, span, count, batches, outputs)
+        _, arrays = tf.while_loop(
+            lambda i, _: i < end, body, (tf.constant(0), arrays), parallel_iterations=1
+        )
+        return {name: array.stack() for name, array in arrays.items()}
 
     def _part_shape(self, shape: upstream.Shape) -> list[int]:
         """Returns the shape of a processor's part of an output; see `_gathered`."""
