@@ -140,10 +140,8 @@ class _Lowering:
         ((mesh, asked_for),) = mesh_to_impl.items()
         self._built = (graph, mesh)
         if mesh_shape is None:
-            self._layout = Layout(
-                ";".join(f"{axis.name}:{axis.size}" for axis in asked_for.shape),
-                ";".join(f"{dim}:{axis}" for dim, axis in asked_for.rules),
-            )
+            sizes = {axis.name: axis.size for axis in asked_for.shape}
+            self._layout = Layout(sizes, dict(asked_for.rules))
         else:
             self._layout = split_as_much_as_possible(graph, mesh_shape)
 
@@ -163,9 +161,7 @@ class _ProgramOfGraph(Program):
 
     def __init__(self, built: Graph, layout: Layout) -> None:
         self._built = built
-        super().__init__(
-            step_fn=lambda mesh, features: {}, mesh_shape=layout.mesh_text, layout=layout.rules_text
-        )
+        super().__init__(step_fn=lambda mesh, features: {}, layout=layout)
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
         return self._built

@@ -1,7 +1,5 @@
 """The reference: mesh-tensorflow's own engine, which builds each operation once per device."""
 
-import contextlib
-from collections.abc import Iterator
 from unittest import mock
 
 import tensorflow as tf
@@ -10,6 +8,10 @@ import tensorflow.compat.v1 as tf1
 import t2tp
 from t2tp import mtf, upstream
 from t2tp.mesh.layout import Layout
+
+# mesh-tensorflow's operations, which its engine can lower, in place of ours.
+REPLACED = ("cast", "softmax", "log_softmax", "reduce_logsumexp")
+LOWERED = {name: getattr(upstream, name) for name in REPLACED}
 
 
 def run(step_fn, features, mesh_shape="", layout=""):
@@ -23,7 +25,7 @@ def run(step_fn, features, mesh_shape="", layout=""):
             name: mtf.import_tf_tensor(mesh, value, shape=shape)
             for name, (shape, value) in features.items()
         }
-        with _operations_that_it_can_lower():
+        with mock.patch.multiple(mtf, **LOWERED):
             outputs = step_fn(mesh, inputs)
         impl = mtf.placement_mesh_impl.PlacementMeshImpl(
             laid_out.mesh_shape, laid_out.mtf_rules, ["cpu:0"] * laid_out.size
@@ -35,16 +37,13 @@ def run(step_fn, features, mesh_shape="", layout=""):
         return session.run(fetches)
 
 
-def run_ours(step_fn, features, mesh_shape="", layout=""):
-    """Returns the outputs of `step_fn(mesh, features)` in a program on our engine."""
+def program_and_outputs(step_fn, features, mesh_shape="", layout="", step=0):
+    """Returns a program of `step_fn(mesh, features)` on our engine, and its outputs."""
     kinds = {name: t2tp.Feature(shape, value.dtype) for name, (shape, value) in features.items()}
     program = t2tp.Program(step_fn, kinds, mesh_shape=mesh_shape, layout=layout)
-    return dict(program({name: value for name, (_, value) in features.items()}))
+    return program, dict(program({name: value for name, (_, value) in features.items()}, step))
 
 
-@contextlib.contextmanager
-def _operations_that_it_can_lower() -> Iterator[None]:
-    """Replaces our operations in `mtf` by mesh-tensorflow's for the time of the context."""
-    names = ("cast", "softmax", "log_softmax", "reduce_logsumexp")
-    with mock.patch.multiple(mtf, **{name: getattr(upstream, name) for name in names}):
-        yield
+def run_ours(step_fn, features, mesh_shape="", layout=""):
+    """Returns the outputs of `step_fn(mesh, features)` in a program on our engine."""
+    return program_and_outputs(step_fn, features, mesh_shape, layout)[1]

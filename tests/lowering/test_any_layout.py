@@ -186,14 +186,6 @@ def graph_of(recipe: Recipe) -> mtf.Graph:
         return graph
 
 
-def drawn_layout(recipe: Recipe, mesh_shape: str, data: st.DataObject) -> str:
-    graph = graph_of(recipe)
-    axes = layouts.axis_names(mesh_shape)
-    dims = data.draw(st.permutations(layouts.dimension_names(graph)))
-    candidates = [(dim, data.draw(st.sampled_from(axes))) for dim in dims]
-    return layouts.rules_that_work(graph, mesh_shape, candidates)
-
-
 def assert_same(values, reference, layout):
     assert set(values) == set(reference)
     for name, wanted in reference.items():
@@ -207,7 +199,7 @@ def assert_same(values, reference, layout):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())
 def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_shape, data):
-    layout = drawn_layout(recipe, mesh_shape, data)
+    layout = layouts.drawn(graph_of(recipe), mesh_shape, data)
     values = run_ours(recipe, mesh_shape, layout)
     assert_same(values, oracle.run(make_step(recipe, THEIRS), FEATURES), layout)
 
@@ -221,7 +213,7 @@ def test_features_in_head_tail_order_give_the_same(recipe, mesh_shape, data):
 
     Operations keep the order or undo it.
     """
-    layout = drawn_layout(recipe, mesh_shape, data)
+    layout = layouts.drawn(graph_of(recipe), mesh_shape, data)
 
     def all_dims(self, layout):
         return self.outputs[0].shape.dims

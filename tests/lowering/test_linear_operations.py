@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-import t2tp
 from t2tp import mtf
+from tests.lowering import oracle
 
 S, A, C, P = (mtf.Dimension(name, size) for name, size in [("s", 4), ("a", 8), ("c", 6), ("p", 8)])
 X = np.random.default_rng(0).normal(size=(4, 8, 6)).astype(np.float32)
@@ -19,9 +19,8 @@ def run(compute):
         sums = [mtf.reduce_sum(z, output_shape=[A, C]) for z in (x, y)]
         return {f"y{i}": y for i, y in enumerate(compute(*sums))}
 
-    feature = t2tp.Feature(mtf.Shape([S, A, C]))
-    program = t2tp.Program(step, {"x": feature}, mesh_shape="x:4", layout="s:x;p:x")
-    values = program({"x": X})
+    features = {"x": (mtf.Shape([S, A, C]), X)}
+    program, values = oracle.program_and_outputs(step, features, "x:4", "s:x;p:x")
     return [values[f"y{i}"] for i in range(len(values))], program.collectives()
 
 
@@ -64,12 +63,6 @@ def test_a_sum_with_a_bias_that_is_then_split_is_a_reducescatter(dims, is_first)
     assert moved[SCATTER] == (1, 8 * 6 * 4) and ALLREDUCE not in moved
 
 
-def test_a_difference_of_sums_is_reduced_once():
-    (y,), moved = run(lambda a, b: [mtf.tanh(a - b)])
-    np.testing.assert_allclose(y, np.tanh(A_SUM - B_SUM), rtol=1e-4, atol=1e-6)
-    assert moved[ALLREDUCE] == (1, 8 * 6 * 4)
-
-
 @pytest.mark.parametrize("also", [mtf.tanh, lambda a: a * 3.0, lambda a: -a])
 def test_what_others_use_too_is_reduced_once_before(also):
     (y, z), moved = run(lambda a, b: [mtf.reshape(a * 2.0, [P, C]), mtf.square(also(a))])
@@ -91,21 +84,29 @@ def test_a_loop_that_uses_a_sum_counts_too():
     assert moved[ALLREDUCE] == (1, 8 * 6 * 4) and SCATTER not in moved
 
 
-def test_sums_that_are_scaled_and_then_used_are_reduced_together():
-    (y, z), moved = run(lambda a, b: [mtf.tanh(a * 2.0), mtf.tanh(b * 0.1)])
-    np.testing.assert_allclose(y, np.tanh(2 * A_SUM), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(z, np.tanh(0.1 * B_SUM), rtol=1e-4, atol=1e-6)
-    assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
+# Results of two sums, their values, and the number of sums that are reduced.
+REDUCED = {
+    "a difference": (lambda a, b: [mtf.tanh(a - b)], [np.tanh(A_SUM - B_SUM)], 1),
+    "scaled sums, together": (
+        lambda a, b: [mtf.tanh(a * 2.0), mtf.tanh(b * 0.1)],
+        *([np.tanh(2 * A_SUM), np.tanh(0.1 * B_SUM)], 2),
+    ),
+    "a sum of sums that are reduced anyway": (
+        lambda a, b: [mtf.sin(a), mtf.sin(b), mtf.sin(a + b)],
+        *([np.sin(A_SUM), np.sin(B_SUM), np.sin(A_SUM + B_SUM)], 2),
+    ),
+    "a sum of sums of which one is reduced anyway": (
+        lambda a, b: [mtf.sin(a), mtf.sin(a + b)],
+        *([np.sin(A_SUM), np.sin(A_SUM + B_SUM)], 2),
+    ),
+}
 
 
-def test_a_sum_of_what_is_reduced_anyway_is_not_reduced_once_more():
-    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(b), mtf.sin(a + b)])
-    for y, wanted in zip(ys, (A_SUM, B_SUM, A_SUM + B_SUM), strict=True):
-        np.testing.assert_allclose(y, np.sin(wanted), rtol=1e-4, atol=1e-5)
-    assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
-
-
-def test_a_sum_of_which_one_part_is_reduced_anyway():
-    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(a + b)])
-    np.testing.assert_allclose(ys[1], np.sin(A_SUM + B_SUM), rtol=1e-4, atol=1e-5)
-    assert moved[ALLREDUCE][1] == 2 * 8 * 6 * 4
+@pytest.mark.parametrize("name", REDUCED)
+def test_no_sum_is_reduced_twice(name):
+    compute, wanted, count = REDUCED[name]
+    ys, moved = run(compute)
+    for y, value in zip(ys, wanted, strict=True):
+        np.testing.assert_allclose(y, value, rtol=1e-4, atol=1e-5)
+    assert moved[ALLREDUCE][1] == count * 8 * 6 * 4
+    assert moved[ALLREDUCE][0] == 1 or "of which one" in name

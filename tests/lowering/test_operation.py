@@ -9,15 +9,15 @@ import t2tp
 from t2tp import mtf
 from t2tp.lowering import operation
 from t2tp.lowering.signature import Signature
+from tests.lowering import oracle
 
 A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)
 X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
 
 def run(step, mesh_shape="x:2", layout="a:x"):
-    features = {"x": t2tp.Feature(mtf.Shape([A, B]))}
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
-    return program, program({"x": X})
+    features = {"x": (mtf.Shape([A, B]), X)}
+    return oracle.program_and_outputs(step, features, mesh_shape, layout)
 
 
 def example():

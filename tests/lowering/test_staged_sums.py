@@ -1,5 +1,7 @@
 """XLA's long sums are as accurate as TensorFlow's, and 16-bit numbers are summed in float32."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +13,7 @@ from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.group_norm import group_norm
+from tests.lowering import oracle
 
 # A shape, and the summed axes; the sum is staged over all, some or none of them.
 SUMMED = [
@@ -92,39 +95,25 @@ def long_sums(mesh, given):
     }
 
 
-@pytest.fixture(scope="module")
-def arrays():
+@functools.cache
+def run_long_sums(dtype, **options):
     random = np.random.default_rng(0)
-    shape = [16, 32, 32, 32]
-    return {
-        "x": random.normal(size=shape),
-        "y": random.normal(size=shape),
-        "scale": random.uniform(0.5, 1.5, size=32),
-        "offset": random.uniform(0.5, 1.5, size=32),
-    }
-
-
-def run_long_sums(arrays, dtype, **options):
     shapes = {"x": IMAGES, "y": IMAGES, "scale": "channels:32", "offset": "channels:32"}
     features = {name: t2tp.Feature(shape, dtype) for name, shape in shapes.items()}
-    given = {name: x.astype(np.float32) for name, x in arrays.items()}
+    given = {name: random.normal(size=[16, 32, 32, 32]) for name in ("x", "y")}
+    given |= {name: random.uniform(0.5, 1.5, size=32) for name in ("scale", "offset")}
+    given = {name: x.astype(np.float32) for name, x in given.items()}
     outputs = t2tp.Program(long_sums, features, **options)(given)
     return {name: np.asarray(outputs[name], np.float64) for name in outputs}
-
-
-@pytest.fixture(scope="module")
-def wanted(arrays):
-    """Returns the values in float64."""
-    return run_long_sums(arrays, tf.float64)
 
 
 # TensorFlow's kernels may add the 16,384 numbers of a channel in sequence. The error's standard
 # deviation is about 16,384**0.5 * 2**-24 = 8e-6; the tolerance is four times as large. XLA's sums
 # are staged, with fewer roundings.
 @pytest.mark.parametrize(("xla", "tolerance"), [(True, 4e-6), (None, 3e-5)])
-def test_compiled_or_not_the_same_numbers(arrays, wanted, xla, tolerance):
-    ours = run_long_sums(arrays, tf.float32, xla=xla)
-    for name, value in wanted.items():
+def test_compiled_or_not_the_same_numbers(xla, tolerance):
+    ours = run_long_sums(tf.float32, xla=xla)
+    for name, value in run_long_sums(tf.float64).items():
         scale = np.abs(value).max()
         np.testing.assert_allclose(ours[name], value, rtol=0, atol=tolerance * scale, err_msg=name)
 
@@ -151,9 +140,9 @@ def test_sums_of_16_bits_over_tokens_are_float32s(mesh_shape, layout, dtype):
             "filters": d_filters,
         }
 
-    features = {"x": t2tp.Feature("batch:64;length:128;d_in:2", dtype)}
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
-    outputs = program({"x": np.full([64, 128, 2], 1.001)})
-    rounded = float(tf.cast(tf.constant(1.001, dtype), tf.float32))
+    x = np.full([64, 128, 2], 1.001, dtype.as_numpy_dtype)
+    features = {"x": (shape_of("batch:64;length:128;d_in:2"), x)}
+    outputs = oracle.run_ours(step, features, mesh_shape, layout)
+    rounded = float(x[0, 0, 0])
     for name in outputs:
         np.testing.assert_allclose(np.asarray(outputs[name], np.float32), 8192 * rounded, rtol=1e-2)

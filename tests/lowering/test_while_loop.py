@@ -7,6 +7,7 @@ from tensorflow.python.eager import context
 
 import t2tp
 from t2tp import mtf
+from tests.lowering import oracle
 
 BATCH, D, E = mtf.Dimension("batch", 8), mtf.Dimension("d", 4), mtf.Dimension("e", 4)
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -15,9 +16,8 @@ LAYOUT = "batch:data;d:model"
 
 
 def run(step, mesh_shape="", number=0):
-    features = {"x": t2tp.Feature(mtf.Shape([BATCH, D]))}
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=LAYOUT)
-    return program, program({"x": X}, step=number)
+    features = {"x": (mtf.Shape([BATCH, D]), X)}
+    return oracle.program_and_outputs(step, features, mesh_shape, LAYOUT, number)
 
 
 def program_of_rows(step, mesh_shape):

@@ -1,5 +1,7 @@
 """Finds layouts that work for a graph."""
 
+from hypothesis import strategies as st
+
 from t2tp import mtf
 from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.operation import check_operation
@@ -17,6 +19,13 @@ def axis_names(mesh_shape: str) -> list[str]:
     """Returns the names of a mesh's axes, and of the joint axes of any two."""
     names = Layout(mesh_shape).mesh_shape.dimension_names
     return [*names, *(f"{a}+{b}" for a in names for b in names if a != b)]
+
+
+def drawn(graph: mtf.Graph, mesh_shape: str, data: st.DataObject) -> str:
+    """Returns rules that work for a graph, with axes that Hypothesis draws."""
+    dims = data.draw(st.permutations(dimension_names(graph)))
+    axes = st.sampled_from(axis_names(mesh_shape))
+    return rules_that_work(graph, mesh_shape, [(dim, data.draw(axes)) for dim in dims])
 
 
 def rules_that_work(graph, mesh_shape, candidates):

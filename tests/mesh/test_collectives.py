@@ -41,18 +41,6 @@ def run_everywhere(fn, values, layout=LAYOUT):
         return list(threads.map(call, range(8)))
 
 
-def group_of(pnum, axes):
-    """Returns the processors that differ from `pnum` only along `axes`, in order."""
-    place = LAYOUT.coordinates(pnum)
-    return [
-        other
-        for other in range(8)
-        if all(
-            LAYOUT.coordinates(other)[a] == place[a] for i, a in enumerate(AXES) if i not in axes
-        )
-    ]
-
-
 def random_values(shape, dtype=np.float32):
     rng = np.random.default_rng(0)
     return [rng.integers(-9, 9, shape).astype(dtype) for _ in range(8)]
@@ -103,10 +91,15 @@ PARTS = [(0,), (1,), (2,), (0, 1), (1, 0), (2, 0), (1, 2), (1, 2, 0)]
 EXCHANGES = [(0, 1), (1, 0), (0, 0)]
 
 
+def place(pnum, parts):
+    return [LAYOUT.coordinates(pnum)[AXES[part]] for part in parts]
+
+
 def group_along(pnum, parts):
     """Returns the processors along a joint axis, in order; the first part changes most slowly."""
-    key = lambda p: [LAYOUT.coordinates(p)[AXES[part]] for part in parts]  # noqa: E731
-    return sorted(group_of(pnum, parts), key=key)
+    others = {*range(3)} - {*parts}
+    group = [other for other in range(8) if place(other, others) == place(pnum, others)]
+    return sorted(group, key=lambda other: place(other, parts))
 
 
 def test_along_axes_and_joint_axes():
