@@ -30,6 +30,7 @@ RESHAPES = {
 }
 CUTS = [(1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1), (2, 4)]  # microbatches, processors
 BATCH = 8
+FOUR = mtf.Dimension("batch", 4)
 
 
 def shape_of(text, rows):
@@ -83,29 +84,27 @@ def test_elements_have_the_numbers_that_they_have_in_the_whole_batch(name, count
 
 
 def test_a_random_tensor_is_known_by_what_it_is_reshaped_to():
-    shapes = [shape_of("rows:8 length:2", 8), shape_of("batch:8 length:2", 8)]
-    assert mtf.Dimension("rows", 8) in elements_per_row(
-        mtf.Dimension("batch", 8), operations_between(shapes)
-    )
+    assert mtf.Dimension("rows", 4) in per_row_after("rows:4 length:2", "batch:4 length:2")
 
 
 def test_batches_that_are_joined_count_rows():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     x = mtf.zeros(mesh, shape_of("batch:4 d:2", 4))
     y = mtf.reshape(mtf.concat([x, x], "batch"), shape_of("pairs:8 d:2", 8))
-    found = elements_per_row(mtf.Dimension("batch", 4), mesh.graph.operations)
+    found = elements_per_row(FOUR, mesh.graph.operations)
     assert found[y.shape.dims[0]] == {1}
 
 
+def per_row_after(old, new):
+    return elements_per_row(FOUR, operations_between([shape_of(old, 4), shape_of(new, 4)]))
+
+
 def test_other_dimensions_are_left_alone():
-    shapes = [shape_of("batch:4 length:4 d:2", 4), shape_of("batch:4 a:2 b:2 d:2", 4)]
-    found = elements_per_row(mtf.Dimension("batch", 4), operations_between(shapes))
-    assert found == {mtf.Dimension("batch", 4): {1}}
+    assert per_row_after("batch:4 length:4 d:2", "batch:4 a:2 b:2 d:2") == {FOUR: {1}}
 
 
 def test_groups_of_rows_of_several_processors_are_told_apart_by_microbatch():
-    shapes = [shape_of("batch:4 d:2", 4), shape_of("groups:2 group:4", 4)]
-    per_row = elements_per_row(mtf.Dimension("batch", 4), operations_between(shapes))
+    per_row = per_row_after("batch:4 d:2", "groups:2 group:4")
     groups = mtf.Dimension("groups", 2)
     indices = [
         Microbatch(tf.constant(number), 2, 1, per_row).whole_index(groups, tf.range(2)).numpy()
@@ -119,7 +118,7 @@ def test_a_dimension_that_counts_rows_in_two_ways_is_refused():
     x = mtf.zeros(mesh, shape_of("batch:4 d:2", 4))
     mtf.reshape(x, shape_of("rows:4 d:2", 4))
     mtf.reshape(mtf.slice(x, 0, 2, "batch"), shape_of("rows:4", 2))
-    per_row = elements_per_row(mtf.Dimension("batch", 4), mesh.graph.operations)
+    per_row = elements_per_row(FOUR, mesh.graph.operations)
     microbatch = Microbatch(tf.constant(0), 2, 4, per_row)
     with pytest.raises(
         ValueError, match="'rows', size=4.*[0-9/]+ and [0-9/]+ elements per row.*another name"

@@ -100,26 +100,22 @@ def make_part(theirs, name, **changes):
     return theirs.transformer.transformer.Unitransformer(**(options | changes))
 
 
-def language_model_step(theirs):
+def language_model_step(theirs, mesh, features):
     """Trains a language model with Adafactor, and decodes with and without a prompt."""
-
-    def step(mesh, features):
-        model = make_part(theirs, "transformer")
-        targets = features["targets"]
-        shifted = theirs.transformer.transformer.autoregressive_inputs(targets)
-        logits, loss = model.call_simple(shifted, targets, compute_loss=True, mode="train")
-        empty = mtf.zeros(mesh, targets.shape, tf.int32)
-        greedy = model.sample_autoregressive(empty, has_partial_sequences=False)
-        sampled = model.sample_autoregressive(empty, has_partial_sequences=True, temperature=0.9)
-        again = theirs.transformer.transformer.autoregressive_inputs(greedy)
-        retold, _ = model.call_simple(again, None, compute_loss=False, mode="infer")
-        gradients = mtf.gradients([loss], [v.outputs[0] for v in mesh.graph.trainable_variables])
-        optimizer = theirs.optimize.AdafactorOptimizer(learning_rate=0.01)
-        optimizer.apply_grads(gradients, mesh.graph.trainable_variables)
-        outputs = {"logits": logits, "loss": loss, "greedy": greedy, "sampled": sampled}
-        return {**outputs, "retold": retold}
-
-    return step
+    model = make_part(theirs, "transformer")
+    targets = features["targets"]
+    shifted = theirs.transformer.transformer.autoregressive_inputs(targets)
+    logits, loss = model.call_simple(shifted, targets, compute_loss=True, mode="train")
+    empty = mtf.zeros(mesh, targets.shape, tf.int32)
+    greedy = model.sample_autoregressive(empty, has_partial_sequences=False)
+    sampled = model.sample_autoregressive(empty, has_partial_sequences=True, temperature=0.9)
+    again = theirs.transformer.transformer.autoregressive_inputs(greedy)
+    retold, _ = model.call_simple(again, None, compute_loss=False, mode="infer")
+    gradients = mtf.gradients([loss], [v.outputs[0] for v in mesh.graph.trainable_variables])
+    optimizer = theirs.optimize.AdafactorOptimizer(learning_rate=0.01)
+    optimizer.apply_grads(gradients, mesh.graph.trainable_variables)
+    outputs = {"logits": logits, "loss": loss, "greedy": greedy, "sampled": sampled}
+    return {**outputs, "retold": retold}
 
 
 def run(step, layout, steps=1):
@@ -132,7 +128,9 @@ def run(step, layout, steps=1):
 
 @pytest.mark.slow
 def test_its_language_model_learns_and_decodes_alike_on_any_layout(theirs):
-    one, split = [run(language_model_step(theirs), layout, steps=2) for layout in LAYOUTS]
+    one, split = [
+        run(functools.partial(language_model_step, theirs), layout, steps=2) for layout in LAYOUTS
+    ]
     assert not np.allclose(one[0]["retold"], one[1]["retold"], atol=0.01)
     for first, other in zip(one, split, strict=True):
         until_end = np.cumsum(first["greedy"] == 1, -1) - (first["greedy"] == 1) == 0
@@ -144,21 +142,17 @@ def test_its_language_model_learns_and_decodes_alike_on_any_layout(theirs):
         np.testing.assert_array_equal(other["sampled"], first["sampled"])
 
 
-def translation_step(theirs):
+def translation_step(theirs, mesh, features):
     """Decodes with beam search and greedily, and returns the logits of both hypotheses."""
-
-    def step(mesh, features):
-        encoder = make_part(theirs, "encoder", autoregressive=False, output_vocab_size=None)
-        model = theirs.transformer.transformer.Bitransformer(encoder, make_part(theirs, "decoder"))
-        inputs = features["inputs"]
-        beams = model.decode(inputs, beam_size=BEAM, alpha=0.0)
-        outputs = {"best": beams, "greedy": model.decode(inputs)}
-        for name in ("best", "greedy"):
-            logits, _ = model.call_simple(inputs, outputs[name], compute_loss=False, mode="infer")
-            outputs[f"{name}_log_probs"] = mtf.log_softmax(logits, logits.shape[-1])
-        return outputs
-
-    return step
+    encoder = make_part(theirs, "encoder", autoregressive=False, output_vocab_size=None)
+    model = theirs.transformer.transformer.Bitransformer(encoder, make_part(theirs, "decoder"))
+    inputs = features["inputs"]
+    beams = model.decode(inputs, beam_size=BEAM, alpha=0.0)
+    outputs = {"best": beams, "greedy": model.decode(inputs)}
+    for name in ("best", "greedy"):
+        logits, _ = model.call_simple(inputs, outputs[name], compute_loss=False, mode="infer")
+        outputs[f"{name}_log_probs"] = mtf.log_softmax(logits, logits.shape[-1])
+    return outputs
 
 
 def log_prob(values, name):
@@ -171,7 +165,7 @@ def log_prob(values, name):
 @pytest.mark.ci_only
 @pytest.mark.slow
 def test_its_beam_search_finds_the_same_on_any_layout(theirs):
-    one, split = [run(translation_step(theirs), layout)[0] for layout in LAYOUTS]
+    one, split = [run(functools.partial(translation_step, theirs), layout)[0] for layout in LAYOUTS]
     assert one["best"].shape == (BATCH.size, LENGTH.size)
     # Greedy decoding may write padding tokens, and may not end.
     ended = (one["greedy"] > 0).all(-1) & (one["greedy"][:, -1] == 1)
