@@ -88,7 +88,7 @@ class Collectives:
         self._nccl = nccl
         # "auto" would choose rings on the GPUs of a single process.
         self._hint = "nccl" if nccl else "auto"
-        self._group_keys = GraphMemo()
+        self._keys = GraphMemo()
         self._operation = ""
         self._times = 1
         self.log: list[Collective] = []
@@ -458,7 +458,7 @@ class Collectives:
                     number = number * size + self.coordinate(axis)
             return number + _first_key(identity, len(self._devices))
 
-        return self._group_keys(tuple(axes), key), self._size(axes)
+        return self._keys(tuple(axes), key), self._size(axes)
 
     def _names(self, axes: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._axes.mesh_shape.dims[axis].name for axis in axes)
