@@ -99,17 +99,21 @@ def measure_alone(arguments: argparse.Namespace) -> None:
 def step_of(parts: list[Queries], length: int) -> Callable[[], object]:
     """Returns a function that computes a device's queries against all keys, and the gradients."""
     values = np.random.default_rng(0).normal(size=[1, HEADS, length, D_KV]).astype(np.float32)
-    terms = [ScoreTerms(Mask(part, KeyRange(length), causal=True), None, None) for part in parts]
+    masks = [Mask(part, KeyRange(length), causal=True) for part in parts]
+    terms = [
+        ScoreTerms(mask, None, None, blockwise.query_block_of(mask.queries.size, None))
+        for mask in masks
+    ]
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> list[tf.Tensor]:
-        by_query = []
-        kv = blockwise.cut(x, blockwise.key_block_of(length, HEADS))
-        for part, of_part in zip(parts, terms, strict=True):
-            q = x[:, :, part.begin : part.begin + part.size]
-            y, log = blockwise.forward(q, kv, kv, of_part)
-            by_query.append((q, blockwise.mean_weight_gradient(y, y), log, y))
-        grads, (dk, dv) = blockwise.backward(by_query, kv, kv, terms)
+        kv = blockwise.cut(x, blockwise.key_block_of(length, HEADS, None))
+        qs = [x[:, :, part.begin : part.begin + part.size] for part in parts]
+        by_query = [
+            (q, blockwise.mean_weight_gradient(y, y), log, y)
+            for q, (y, log) in zip(qs, blockwise.forward(qs, (kv, kv), terms), strict=True)
+        ]
+        grads, (dk, dv) = blockwise.backward(by_query, (kv, kv), terms)
         return [*(y for *_, y in by_query), *(each.q for each in grads), dk, dv]
 
     return lambda: [x.numpy() for x in step(tf.constant(values))]

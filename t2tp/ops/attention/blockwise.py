@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from t2tp.ops.attention.blocks import Block, collected, query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED, Mask
-from t2tp.ops.attention.score_terms import Gradients, ScoreTerms, through_cap
+from t2tp.ops.attention.score_terms import AllGradients, Gradients, ScoreTerms, through_cap
 from t2tp.processes.cluster import threads_of_an_operation
 
 # Block sizes, measured on CPUs. With many rows (batch x heads) a block of 256 keys fits the caches,
@@ -86,22 +86,28 @@ class Attended(NamedTuple):
         return cls(tf.fill([*shape, 1], -math.inf), tf.zeros([*shape, d]))
 
 
-def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
+def forward(
+    qs: Sequence[tf.Tensor], memory: tuple[tf.Tensor, tf.Tensor], terms: Sequence[ScoreTerms]
+) -> list[tuple[tf.Tensor, ...]]:
     """Computes the result and the log of each query's sum of exponentials.
 
     With 16-bit floats it also returns the rounding error of the result, which the gradient needs.
 
     Args:
-      q: [batch, heads, length, d_kv], scaled.
-      k: the memory's keys in blocks (see `cut`), [block, batch, kv_heads, size, d_kv].
-      v: the memory's values in blocks, [block, batch, kv_heads, size, d_v].
-      terms: the other terms of the scores.
+      qs: the parts of the queries, scaled, [batch, heads, length, d_kv]. In head-tail order there
+        are two parts, an early and a late one, otherwise one.
+      memory: keys and values in blocks (see `cut`), [block, batch, kv_heads, size, d_kv or d_v].
+      terms: the score terms of each part.
 
     Returns:
-      the result [batch, heads, length, d_v] in the dtype of q; the log, float32 [batch, heads,
-      length]; and, with 16-bit floats, the rounding error, in the shape and dtype of the result.
+      for each part the result [batch, heads, length, d_v] in the dtype of q; the log, float32
+      [batch, heads, length]; and, with 16-bit floats, the rounding error, in the shape and dtype of
+      the result.
     """
-    return results(attended(q, k, v, terms), q, terms)
+    return [
+        results(attended(q, *memory, of_part), q, of_part)
+        for q, of_part in zip(qs, terms, strict=True)
+    ]
 
 
 def attended(
@@ -217,31 +223,45 @@ def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def backward(
-    by_query: Sequence[Sequence[tf.Tensor]], k: tf.Tensor, v: tf.Tensor, terms: Sequence[ScoreTerms]
-) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
+    by_query: Sequence[Sequence[tf.Tensor]],
+    memory: tuple[tf.Tensor, tf.Tensor],
+    terms: Sequence[ScoreTerms],
+) -> AllGradients:
     """Computes the gradients w.r.t. each part of the queries, and w.r.t. keys and values.
-
-    In head-tail order the queries have two parts, an early and a late one. Otherwise they are one
-    part.
 
     Args:
       by_query: one tuple per part: `q` (scaled), its `mean_weight_gradient`, `log` from `forward`,
         and `dy`, the gradient w.r.t. the result.
-      k: as for `forward`.
-      v: as for `forward`.
+      memory: as for `forward`.
       terms: the score terms of each part.
 
     Returns:
       the gradients w.r.t. q and the bias, for each part; and the gradients w.r.t. k and v, float32
       in blocks.
     """
-    ours = [
-        BackwardQueries.of(q, mean, log, dy, of_part)
-        for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True)
+    ours, start = begun(by_query, terms)
+    sums, d_memory = with_gradients(start, ours, *memory, terms)
+    return query_gradients(sums, ours), d_memory
+
+
+def begun(
+    by_query: Sequence[Sequence[tf.Tensor]], terms: Sequence[ScoreTerms]
+) -> tuple[list[BackwardQueries], list[BlockSums]]:
+    """Returns each part's queries for `with_gradients`, and sums of zero."""
+    ours, sums = [], []
+    for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True):
+        ours.append(BackwardQueries.of(q, mean, log, dy, of_part))
+        bias = () if of_part.bias is None else (of_part.bias.no_gradient(),)
+        sums.append(BlockSums(tf.zeros(ours[-1].q.shape), bias))
+    return ours, sums
+
+
+def query_gradients(sums: Sequence[BlockSums], ours: Sequence[BackwardQueries]) -> list[Gradients]:
+    """Returns the gradients of each part of the queries, once the sums are over all keys."""
+    return [
+        Gradients(tf.cast(joined(each.q, part.length), part.q.dtype), *each.bias)
+        for each, part in zip(sums, ours, strict=True)
     ]
-    start = [BlockSums.nothing(*part) for part in zip(ours, terms, strict=True)]
-    sums, d_memory = with_gradients(start, ours, k, v, terms)
-    return [so_far.gradients(part) for so_far, part in zip(sums, ours, strict=True)], d_memory
 
 
 class BlockSums(NamedTuple):
@@ -254,17 +274,6 @@ class BlockSums(NamedTuple):
 
     q: tf.Tensor
     bias: tuple[tf.Tensor, ...]
-
-    @classmethod
-    def nothing(cls, ours: BackwardQueries, terms: ScoreTerms) -> BlockSums:
-        """Returns zeros for a part of the queries."""
-        bias = terms.bias
-        return cls(tf.zeros(ours.q.shape), () if bias is None else (bias.no_gradient(),))
-
-    def gradients(self, ours: BackwardQueries) -> Gradients:
-        """Returns the gradients, once the sums are over all keys."""
-        d_q = tf.cast(joined(self.q, ours.length), ours.q.dtype)
-        return Gradients(d_q, None, None, self.bias[0] if self.bias else None)
 
 
 def with_gradients(
@@ -296,12 +305,12 @@ def with_gradients(
         j: tf.Tensor, sums: list[BlockSums], dks: tf.TensorArray, dvs: tf.TensorArray
     ) -> tuple:
         at = terms[0].mask.keys.place(j)
-        k_here, v_here = k[at], v[at]
-        d_kv = (tf.zeros(k_here.shape), tf.zeros(v_here.shape))
+        here = k[at], v[at]
+        d_kv = tf.zeros(here[0].shape), tf.zeros(here[1].shape)
         summed = []
         for part, of_part, (begin, end), so_far in zip(ours, terms, ranges, sums, strict=True):
-            block = _BackwardBlocks(part, of_part, k_here, v_here, j)
-            so_far, d_kv = block.added(begin[j], end[j], so_far, d_kv)
+            bounds = begin[j], end[j]
+            so_far, d_kv = _with_queries(part, of_part, j, *here, bounds, so_far, d_kv)
             summed.append(so_far)
         return j + 1, summed, dks.write(at, d_kv[0]), dvs.write(at, d_kv[1])
 
@@ -312,36 +321,27 @@ def with_gradients(
     return sums, (dks.stack(), dvs.stack())
 
 
-class _BackwardBlocks:
-    """The gradients through one block of keys, for a part of the queries."""
+def _with_queries(
+    ours: BackwardQueries,
+    terms: ScoreTerms,
+    index: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    bounds: tuple[tf.Tensor, tf.Tensor],
+    sums: BlockSums,
+    d_kv: tuple[tf.Tensor, tf.Tensor],
+) -> tuple[BlockSums, tuple[tf.Tensor, tf.Tensor]]:
+    """Adds the gradients through one block of keys, for a part of the queries.
 
-    def __init__(
-        self, ours: BackwardQueries, terms: ScoreTerms, k: tf.Tensor, v: tf.Tensor, index: tf.Tensor
-    ) -> None:
-        """Stores block number `index` of the keys and values, [batch, kv_heads, size, d]."""
-        self._ours = ours
-        self._terms = terms
-        self._k = k
-        self._v = v
-        self._memory = terms.mask.keys.begin + index * k.shape[2]
+    `k` and `v`, [batch, kv_heads, size, d], are block number `index`. `bounds` are the first block
+    of queries to compute, and the block after the last one. `sums` and `d_kv` are the gradients so
+    far.
+    """
+    kv_heads, memories, queries = k.shape[1], k.shape[2], ours.q.shape[3]
+    memory = terms.mask.keys.begin + index * memories
 
-    def added(
-        self, begin: tf.Tensor, end: tf.Tensor, sums: BlockSums, d_kv: tuple[tf.Tensor, tf.Tensor]
-    ) -> tuple[BlockSums, tuple[tf.Tensor, tf.Tensor]]:
-        """Adds the gradients from query blocks `begin` to `end - 1` to `sums` and `d_kv`."""
-
-        def step(i: tf.Tensor, sums: BlockSums, d_kv: tuple[tf.Tensor, tf.Tensor]) -> tuple:
-            return i + 1, *self._with_block(i, sums, d_kv)
-
-        _, sums, d_kv = _loop(lambda i, *_: i < end, step, (begin, sums, d_kv))
-        return sums, d_kv
-
-    def _with_block(
-        self, i: tf.Tensor, sums: BlockSums, d_kv: tuple[tf.Tensor, tf.Tensor]
-    ) -> tuple[BlockSums, tuple[tf.Tensor, tf.Tensor]]:
-        ours, terms, k, v = self._ours, self._terms, self._k, self._v
-        kv_heads, memories, queries = k.shape[1], k.shape[2], ours.q.shape[3]
-        block = Block(terms.mask.queries.begin + i * queries, queries, self._memory, memories)
+    def step(i: tf.Tensor, sums: BlockSums, d_kv: tuple[tf.Tensor, tf.Tensor]) -> tuple:
+        block = Block(terms.mask.queries.begin + i * queries, queries, memory, memories)
         products = tf.cast(query_key_scores(ours.q[i], k), tf.float32)
         weights = tf.exp(terms.added(products, block) - ours.log[i])
         d_weights = query_key_scores(ours.dy[i], tf.cast(v, tf.float32))
@@ -359,7 +359,12 @@ class _BackwardBlocks:
         dv = collected(tf.cast(used, v.dtype), tf.cast(ours.dy[i], ours.dtype), kv_heads)
         dk, dv = (so_far + tf.cast(x, tf.float32) for so_far, x in zip(d_kv, (dk, dv), strict=True))
         dq = tf.cast(weighted_values(d_scores, k), tf.float32)
-        return BlockSums(tf.tensor_scatter_nd_add(sums.q, [[i]], dq[None]), d_bias), (dk, dv)
+        sums = BlockSums(tf.tensor_scatter_nd_add(sums.q, [[i]], dq[None]), d_bias)
+        return i + 1, sums, (dk, dv)
+
+    begin, end = bounds
+    _, sums, d_kv = _loop(lambda i, *_: i < end, step, (begin, sums, d_kv))
+    return sums, d_kv
 
 
 def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:

@@ -24,7 +24,7 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from t2tp.lowering.mesh_impl import Backend
 from t2tp.ops.attention.mask import Mask
-from t2tp.ops.attention.score_terms import Gradients
+from t2tp.ops.attention.score_terms import AllGradients, Gradients, ScoreTerms
 
 _DTYPES = {tf.bfloat16: "BF16", tf.float16: "F16"}
 _MLIR_DTYPES = {tf.bfloat16: "bf16", tf.float16: "f16", tf.float32: "f32", tf.int32: "i32"}
@@ -73,13 +73,16 @@ def guarded(q: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def forward(
-    q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: Mask, target: Backend
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    qs: Sequence[tf.Tensor],
+    memory: tuple[tf.Tensor, tf.Tensor, Backend],
+    terms: Sequence[ScoreTerms],
+) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
     """Computes the results of `blockwise.forward`, with a rounding error of 0.
 
-    `q` (scaled) is [batch, heads, length, d_kv]; `k` and `v` are [batch, kv_heads, memory_length,
-    d_kv].
+    The queries are one part, q (scaled) [batch, heads, length, d_kv]. `memory` has k and v, [batch,
+    kv_heads, memory_length, d_kv], and how the program is compiled.
     """
+    (q,), (k, v, target), mask = qs, memory, terms[0].mask
 
     def run(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
         bias, packed = _bias(mask, q), _packed(mask, q, k)
@@ -91,20 +94,19 @@ def forward(
         return [y, mask.packed.by_token(log) if packed else log]
 
     y, log = _compiled(run, target)(q, k, v)
-    return y, log, tf.zeros_like(y)
+    return [(y, log, tf.zeros_like(y))]
 
 
 def backward(
-    q: tf.Tensor,
-    k: tf.Tensor,
-    v: tf.Tensor,
-    y: tf.Tensor,
-    log: tf.Tensor,
-    dy: tf.Tensor,
-    mask: Mask,
-    target: Backend,
-) -> Gradients:
-    """Computes the gradients w.r.t. q (scaled), k and v from `forward`'s results."""
+    by_query: Sequence[Sequence[tf.Tensor]],
+    memory: tuple[tf.Tensor, tf.Tensor, Backend],
+    terms: Sequence[ScoreTerms],
+) -> AllGradients:
+    """Computes the gradients w.r.t. q (scaled), k and v.
+
+    `by_query` has `q`, `forward`'s result and log, and the gradient w.r.t. the result.
+    """
+    ((q, y, log, dy),), (k, v, target), mask = by_query, memory, terms[0].mask
 
     def run(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
         y, log, dy = others
@@ -116,7 +118,7 @@ def backward(
         return _call(name, [*inputs, log, dy, *bias, y, *packed], results, config)
 
     d_q, d_k, d_v = _compiled(run, target)(q, k, v, y, log, dy)
-    return Gradients(d_q, d_k, d_v, None)
+    return [Gradients(d_q)], (d_k, d_v)
 
 
 def _compiled(run: Callable[..., list[tf.Tensor]], target: Backend) -> Callable:

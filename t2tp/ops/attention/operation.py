@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -20,15 +21,14 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_conflicts import VECTOR
 from t2tp.ops.attention import blockwise, cudnn, dense, ring
 from t2tp.ops.attention.blocks import KeyRange, Queries
-from t2tp.ops.attention.gathered_memory import GatheredMemory
 from t2tp.ops.attention.mask import Mask
 from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
-from t2tp.ops.attention.shared_heads import GatheredDimension, SharedHeads, own_axes
+from t2tp.ops.attention.shared_heads import GatheredDimension, GatheredMemory, SharedHeads, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
 
 if TYPE_CHECKING:
-    from t2tp.lowering.mesh_impl import Backend, SpmdMeshImpl
+    from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 
 # Names of the inputs that have a gradient, besides q, k and v.
@@ -99,7 +99,6 @@ class AttentionOperation(Operation):
         self.chooses_orders = options.is_blockwise
         if options.suits_cudnn:
             self.segments = dict(zip(options.extras, inputs[3:], strict=True)).get("segments")
-        self._rng_name = self.name
         q, k, v = inputs[:3]
         *batch, heads, length, _ = q.shape.dims
         result = upstream.Shape([*batch, heads, length, v.shape.dims[-1]])
@@ -182,18 +181,8 @@ class AttentionOperation(Operation):
         return (length, memory) if is_split_alike else (length,)
 
     def lower(self, lowering: Lowering) -> None:
-        part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
-        if part.ring is not None:
-            computed = ring.forward(part.ring, part.qs, part.terms)
-        elif part.target is not None:
-            mask = part.terms[0].mask
-            computed = [cudnn.forward(part.qs[0], part.k, part.v, mask, part.target)]
-        else:
-            lowered = blockwise if self._options.is_blockwise else dense
-            computed = [
-                lowered.forward(q, part.k, part.v, terms)
-                for q, terms in zip(part.qs, part.terms, strict=True)
-            ]
+        part = _AttentionSlice(lowering, self, self.inputs)
+        computed = part.method.forward(part.qs, part.memory, part.terms)
         for output, parts in zip(self.outputs, zip(*computed, strict=True), strict=True):
             sizes = lowering.mesh_impl(self).slice_shape(output.shape)
             lowering.set_slice(output, reshaped(_joined(parts), sizes))
@@ -234,20 +223,20 @@ class AttentionGradOperation(GradientOperation):
 
     def lower(self, lowering: Lowering) -> None:
         options: Options = self.forward._options
-        part = _AttentionSlice(lowering, self.inputs, options, self.forward._rng_name)
+        part = _AttentionSlice(lowering, self.forward, self.inputs)
         results = self.inputs[-1 - len(self.forward.outputs) :]
         *outputs, dy = (lowering.slice_in_order(x, part.order) for x in results)
         y, saved, *rounding = outputs
-        if rounding and part.target is None:
+        if rounding and part.method is not cudnn:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         y, dy = part.with_one_batch(y), part.with_one_batch(dy)
         saved = reshaped(saved, [*y.shape[:3], *saved.shape[self.inputs[0].shape.ndims - 1 :]])
         # Blockwise backward passes read `y` only as the mean weight gradient, which is smaller.
         y_term = y
-        if options.is_blockwise and part.target is None:
+        if options.is_blockwise and part.method is not cudnn:
             y_term = blockwise.mean_weight_gradient(y, dy)
         by_query = [*zip(part.qs, *(part.cut(x) for x in (y_term, saved, dy)), strict=True)]
-        computed, d_memory = self._computed(part, by_query)
+        computed, d_memory = part.method.backward(by_query, part.memory, part.terms)
         mesh_impl = lowering.mesh_impl(self)
         q, *memory = self.outputs[:3]
         d_q = _joined([grads.q for grads in computed]) * part.scale
@@ -292,22 +281,6 @@ class AttentionGradOperation(GradientOperation):
         else:
             lowering.set_partial_sum(table, d_table, self._summed)
 
-    def _computed(
-        self, part: _AttentionSlice, by_query: Sequence[Sequence[tf.Tensor]]
-    ) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
-        """Returns the gradients of each part of the queries, and the gradients w.r.t. k and v."""
-        if part.ring is not None:
-            return ring.backward(part.ring, by_query, part.terms)
-        if part.target is not None:
-            ((q, y, log, dy),), mask = by_query, part.terms[0].mask
-            grads = cudnn.backward(q, part.k, part.v, y, log, dy, mask, part.target)
-            return [grads], (grads.k, grads.v)
-        if self.forward._options.is_blockwise:
-            return blockwise.backward(by_query, part.k, part.v, part.terms)
-        ((q, y, weights, dy),), (terms,) = by_query, part.terms
-        grads = dense.backward(q, part.k, part.v, y, weights, dy, terms)
-        return [grads], (grads.k, grads.v)
-
 
 class _AttentionSlice:
     """The slices and score terms of one processor.
@@ -319,20 +292,22 @@ class _AttentionSlice:
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
         batch dimension: [batch, heads, queries, d_kv].
-      k, v: keys and values of the full memory, see `GatheredMemory`; absent if there is a ring.
-      target: None, unless cuDNN's kernels compute the attention; then how the program is compiled.
+      method: the module that computes the attention: `dense`, `blockwise`, `ring` or `cudnn`.
+      memory: an argument of the module's functions: keys and values of the full memory (see
+        `GatheredMemory`), for `cudnn` also how the program is compiled; or a `Ring`.
       order: order of the queries, and of all other tensors with their length dimension. A slice in
         head-tail order consists of two parts.
       memory_order: order of k and v, and of their gradients.
     """
 
     def __init__(
-        self, lowering: Lowering, inputs: Sequence[upstream.Tensor], options: Options, rng_name: str
+        self, lowering: Lowering, op: AttentionOperation, inputs: Sequence[upstream.Tensor]
     ) -> None:
-        q, k = inputs[:2]
+        """Prepares `op`, or its gradient with `inputs` that begin with the inputs of `op`."""
+        q, k, options = *inputs[:2], op._options
         heads, length, d_kv = q.shape.dims[-3:]
         kv_heads, memory, _ = k.shape.dims[-3:]
-        self._lowering, self._options = lowering, options
+        self._lowering, self._options, self._rng_name = lowering, options, op.name
         self._mesh_impl = mesh_impl = lowering.mesh_impl(q)
         self._q, *self._k_and_v = inputs[:3]
         self._extras = dict(zip(options.extras, inputs[3:], strict=False))
@@ -358,11 +333,12 @@ class _AttentionSlice:
             ),
         )
         self._rows = self.qs[0].shape[0] * self.qs[0].shape[1]
-        self.ring: ring.Ring | None = None
-        self.target: Backend | None = None
+        self._gathered: GatheredMemory | None = None
+        self.method: ModuleType
+        self.memory: Any
         uses_ring = options.method == "ring" and self._goes_round()
         masks, key_block = self._pass_memory_on() if uses_ring else self._gather_memory()
-        self.terms = self._score_terms(masks, key_block, rng_name)
+        self.terms = self._score_terms(masks, key_block)
 
     def _pass_memory_on(self) -> tuple[list[Mask], int]:
         """Makes the ring; returns the masks of its first step, and the size of a block of keys."""
@@ -372,7 +348,8 @@ class _AttentionSlice:
         is_head_tail = bool(self.order) and self._length_axis == axis and has_halves
         self.memory_order = self.order if is_head_tail else CONSECUTIVE
         k_slice, v_slice = map(self._shared.select, self._memory_slices())
-        self.ring = ring.Ring(
+        self.method = ring
+        self.memory = ring.Ring(
             self._mesh_impl,
             axis,
             k_slice,
@@ -382,7 +359,7 @@ class _AttentionSlice:
             block_size=self._options.block_size,
             is_head_tail=is_head_tail,
         )
-        return self._masks(KeyRange(self.ring.part_sizes[0])), self.ring.key_block
+        return self._masks(KeyRange(self.memory.part_sizes[0])), self.memory.key_block
 
     def _gather_memory(self) -> tuple[list[Mask], int]:
         """Gathers the memory; returns the masks, and the size of a block of keys; 0: no blocks."""
@@ -391,37 +368,32 @@ class _AttentionSlice:
         length, (memory, d_kv) = self._q.shape.dims[-2], k.shape.dims[-2:]
         self.memory_order = lowering.orders.of(k) & {self._memory_axis}
         is_whole = not self.memory_order and not own_axes(mesh_impl, self._length_axis)
+        target, key_block = None, 0
         if is_whole and options.suits_cudnn:
-            self.target = cudnn.usable(mesh_impl.target, self._q.dtype, d_kv.size)
-        is_cut = options.is_blockwise and self.target is None
-        key_block = (
-            blockwise.key_block_of(memory.size, self._rows, options.block_size) if is_cut else 0
+            target = cudnn.usable(mesh_impl.target, self._q.dtype, d_kv.size)
+        self.method = cudnn if target else blockwise if options.is_blockwise else dense
+        if self.method is blockwise:
+            key_block = blockwise.key_block_of(memory.size, self._rows, options.block_size)
+        is_head_tail = bool(self.memory_order)
+        self._gathered = gathered = GatheredMemory(
+            self._shared, self._memory, memory.size, key_block, is_head_tail=is_head_tail
         )
-        self._gathered = GatheredMemory(
-            self._shared,
-            self._memory,
-            memory.size,
-            memory.size // mesh_impl.slice_shape(k.shape)[-2],
-            key_block,
-            is_head_tail=bool(self.memory_order),
-        )
-        self.k, self.v = map(self._gathered.of_slice, self._memory_slices())
+        k_and_v = [gathered.of_slice(x) for x in self._memory_slices()]
+        self.memory = (*k_and_v, target) if target else k_and_v
         # Layers with equal masks share the mask tensors.
         orders = (self.order, self.memory_order)
         masks = lowering.shared(
             ("masks", options, length, memory, *orders, segments, self._of_memory),
-            lambda: self._masks(self._gathered.keys, self._of_memory),
+            lambda: self._masks(gathered.keys, self._of_memory),
         )
-        if self.target is not None:
+        if target:
             self.qs = lowering.shared(
                 ("guarded", self._q, segments, options),
                 lambda: [cudnn.guarded(self.qs[0], masks[0])],
             )
         return masks, key_block
 
-    def _score_terms(
-        self, masks: Sequence[Mask], key_block: int, rng_name: str
-    ) -> list[ScoreTerms]:
+    def _score_terms(self, masks: Sequence[Mask], key_block: int) -> list[ScoreTerms]:
         """Returns the terms of each part of the queries."""
         lowering, options, extras = self._lowering, self._options, self._extras
         rows, length = self._q.shape.dims[0], self._q.shape.dims[-2]
@@ -442,7 +414,7 @@ class _AttentionSlice:
                 parts=lowering.parts_of(rows)[1],
             )
         if options.dropout_rate:
-            dropout = _dropout(lowering, self._q, memory_length, masks[0], options, rng_name)
+            dropout = self._dropout(masks[0])
         if "sinks" in extras:
             sinks = tf.cast(lowering.slice(extras["sinks"]), tf.float32)
         exact, parts = bool(self._mesh_impl.layout.exact_sums), lowering.parts_of(length)[1]
@@ -501,10 +473,7 @@ class _AttentionSlice:
 
     def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns a partial sum of the gradient of a slice, and the mesh axes to sum over."""
-        if self.ring is None:
-            dx = self._gathered.gradient_of_slice(dx, self._summed)
-        else:
-            dx = self._shared.restore(dx, self._summed)
+        dx = (self._gathered or self._shared).restore(dx, self._summed)
         return dx, sorted(self._summed - {*self._memory.axes, *self._shared.gathered.axes})
 
     def _goes_round(self) -> bool:
@@ -515,6 +484,33 @@ class _AttentionSlice:
         """
         axes = [axis for axis in self._memory.axes if self._mesh_impl.shape[axis].size > 1]
         return bool(axes) and set(axes) <= {*own_axes(self._mesh_impl, self._length_axis)}
+
+    def _dropout(self, mask: Mask) -> AttentionDropout:
+        """Returns dropout that depends on each weight's index in the global tensor."""
+        lowering, options, name = self._lowering, self._options, self._rng_name
+        *rows, length = self._q.shape.dims[:-1]
+        memory_length = self._k_and_v[0].shape.dims[-2].size
+        identity = (options, *rows, length, memory_length)
+
+        def make_index() -> PairIndex:
+            index = lowering.element_index(upstream.Shape(rows))
+            return PairIndex(
+                reshaped(index, [-1, index.shape[-1]]),
+                length.size,
+                memory_length,
+                mask.whole,
+                may_begin_odd=mask.keys.size % 2 > 0,
+            )
+
+        def make_dropout() -> AttentionDropout:
+            halves = upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
+            key = tf.bitcast(lowering.random_bits(name, halves), tf.uint64)
+            key = tf.bitwise.bitwise_or(key, tf.constant(1, tf.uint64))
+            index = lowering.shared(("pairs", *identity), make_index)
+            xla = self._mesh_impl.target.uses_xla
+            return AttentionDropout(key, index, options.dropout_rate, xla=xla)
+
+        return lowering.shared_random(("attention dropout", name, *identity), make_dropout)
 
 
 def _order(lowering: Lowering, q: upstream.Tensor, options: Options) -> Order:
@@ -567,37 +563,3 @@ def _whole_rows(lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
     return lowering.shared(
         (segments, "whole rows"), lambda: gathered.whole(_rows(lowering.slice(segments)), 1)
     )
-
-
-def _dropout(
-    lowering: Lowering,
-    q: upstream.Tensor,
-    memory_length: int,
-    mask: Mask,
-    options: Options,
-    rng_name: str,
-) -> AttentionDropout:
-    """Returns dropout that depends on each weight's index in the global tensor."""
-    *rows, length = q.shape.dims[:-1]
-    identity = (options, *rows, length, memory_length)
-
-    def make_index() -> PairIndex:
-        index = lowering.element_index(upstream.Shape(rows))
-        return PairIndex(
-            reshaped(index, [-1, index.shape[-1]]),
-            length.size,
-            memory_length,
-            mask.whole,
-            may_begin_odd=mask.keys.size % 2 > 0,
-        )
-
-    def make_dropout() -> AttentionDropout:
-        halves = lowering.random_bits(
-            rng_name, upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
-        )
-        key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
-        index = lowering.shared(("pairs", *identity), make_index)
-        xla = lowering.mesh_impl(q).target.uses_xla
-        return AttentionDropout(key, index, options.dropout_rate, xla=xla)
-
-    return lowering.shared_random(("attention dropout", rng_name, *identity), make_dropout)

@@ -26,7 +26,7 @@ from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.blocks import KeyRange
-from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
+from t2tp.ops.attention.score_terms import AllGradients, ScoreTerms
 
 # The dimension of the positions in [batch, kv_heads, keys, d_kv].
 _POSITIONS = 2
@@ -42,21 +42,6 @@ class Visiting(NamedTuple):
 
     kv: tuple[tf.Tensor, tf.Tensor]
     segments: tuple[tf.Tensor, ...]
-
-
-class RingKeys(NamedTuple):
-    """Consecutive keys of the slice that a processor currently holds.
-
-    Attributes:
-      k, v: in blocks, see `blockwise.cut`.
-      keys: positions of the keys.
-      segments: a sequence of one tensor, int32 [batch, keys]; empty if there are no segments.
-    """
-
-    k: tf.Tensor
-    v: tf.Tensor
-    keys: KeyRange
-    segments: Sequence[tf.Tensor]
 
 
 class Ring:
@@ -92,8 +77,14 @@ class Ring:
         """The number of keys in each part of a slice: one part, or two in head-tail order."""
         return [self._size // 2] * 2 if self._is_head_tail else [self._size]
 
-    def parts(self, visiting: Visiting, step: tf.Tensor) -> list[RingKeys]:
-        """Returns the parts of `visiting`, the slice that this processor holds at a step."""
+    def parts(
+        self, visiting: Visiting, step: tf.Tensor
+    ) -> list[tuple[tf.Tensor, tf.Tensor, KeyRange, Sequence[tf.Tensor]]]:
+        """Returns the parts of `visiting`, the slice that this processor holds at a step.
+
+        A part consists of its keys and its values in blocks (see `blockwise.cut`), the positions of
+        its keys, and its segments, as in `Visiting`.
+        """
         owner = (self._collectives.coordinate(self._axis) - step) % self.count
         places = [*head_and_tail(owner, self.count)] if self._is_head_tail else [owner]
         cut = [
@@ -108,7 +99,7 @@ class Ring:
             places, self.part_sizes, zip(*cut, strict=True), strict=True
         ):
             k, v = (blockwise.cut(x, self.key_block) for x in (k, v))
-            parts.append(RingKeys(k, v, KeyRange(size, place * size), segments))
+            parts.append((k, v, KeyRange(size, place * size), segments))
         return parts
 
     def passed_on(self, x: tf.Tensor) -> tf.Tensor:
@@ -130,7 +121,7 @@ class Ring:
 
 
 def forward(
-    ring: Ring, qs: Sequence[tf.Tensor], terms: Sequence[ScoreTerms]
+    qs: Sequence[tf.Tensor], ring: Ring, terms: Sequence[ScoreTerms]
 ) -> list[tuple[tf.Tensor, ...]]:
     """Computes `blockwise.forward` of each part of the scaled queries, with all keys and values."""
 
@@ -153,17 +144,14 @@ def forward(
 
 
 def backward(
-    ring: Ring, by_query: Sequence[Sequence[tf.Tensor]], terms: Sequence[ScoreTerms]
-) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
+    by_query: Sequence[Sequence[tf.Tensor]], ring: Ring, terms: Sequence[ScoreTerms]
+) -> AllGradients:
     """Computes the gradients w.r.t. each part's q and bias, and w.r.t. this processor's k and v.
 
     The gradients w.r.t. k and v are at least float32. `by_query` has `q`, `mean`, `log` and `dy` of
     each part, as for `blockwise.backward`.
     """
-    ours = [
-        blockwise.BackwardQueries.of(q, mean, log, dy, of_part)
-        for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True)
-    ]
+    ours, start = blockwise.begun(by_query, terms)
 
     def step(
         t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.BlockSums]
@@ -180,12 +168,10 @@ def backward(
         own = [tf.concat(parts, _POSITIONS) for parts in zip(*d_parts, strict=True)]
         return t + 1, coming, [a + b for a, b in zip(d_kv, own, strict=True)], sums
 
-    start = [blockwise.BlockSums.nothing(*part) for part in zip(ours, terms, strict=True)]
     no_gradient = [tf.zeros(x.shape) for x in ring.begin.kv]
     *_, d_kv, sums = _loop(ring, step, (ring.begin, no_gradient, start))
-    grads = [of_part.gradients(part) for of_part, part in zip(sums, ours, strict=True)]
     d_k, d_v = (ring.passed_on(x) for x in d_kv)
-    return grads, (d_k, d_v)
+    return blockwise.query_gradients(sums, ours), (d_k, d_v)
 
 
 def _loop(ring: Ring, step: Callable, start: tuple) -> tuple:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -35,24 +35,21 @@ class ScoreTerms:
     exact: bool = False
     query_parts: int = 1
 
-    def added(self, scores: tf.Tensor, block: Block) -> tf.Tensor:
-        """Caps a block's scores, adds bias and mask; float32 [batch, heads, queries, memories]."""
-        return self._added(scores, block, self.mask.block(block))
+    def added(self, scores: tf.Tensor, block: Block | None = None) -> tf.Tensor:
+        """Caps a block's scores, or all scores, and adds bias and mask.
 
-    def added_to_all(self, scores: tf.Tensor) -> tf.Tensor:
-        """Caps all scores, adds bias and mask; float32 [batch, heads, queries, memories]."""
-        return self._added(scores, self.mask.whole, self.mask.of_whole)
-
-    def _added(self, scores: tf.Tensor, block: Block, mask: tf.Tensor | None) -> tf.Tensor:
+        Scores are float32 [batch, heads, queries, memories].
+        """
+        mask = self.mask.of_whole if block is None else self.mask.block(block)
         scores = capped(scores, self.soft_cap)
         if self.bias is None:
             return scores if mask is None else scores + mask
-        bias = self.bias.block(block)
+        bias = self.bias.block(block or self.mask.whole)
         return scores + (bias if mask is None else bias + mask)
 
     def of_keys(self, keys: KeyRange, segments: tf.Tensor | None = None) -> ScoreTerms:
         """Returns the terms of the same queries for other keys, with segments [batch, keys]."""
-        return replace(self, mask=self.mask.of_keys(keys, segments))
+        return replace(self, mask=replace(self.mask, keys=keys, memory_segments=segments))
 
 
 def capped(scores: tf.Tensor, soft_cap: float) -> tf.Tensor:
@@ -91,9 +88,11 @@ def softmax_with_sinks(
 
 
 class Gradients(NamedTuple):
-    """Gradients w.r.t. a processor's q (scaled), k, v, and the bias of each distance."""
+    """Gradients w.r.t. a part of a processor's queries (scaled), and the bias of each distance."""
 
     q: tf.Tensor
-    k: tf.Tensor | None
-    v: tf.Tensor | None
-    bias: tf.Tensor | None
+    bias: tf.Tensor | None = None
+
+
+# The gradients of each part of the queries, and the gradients w.r.t. keys and values.
+AllGradients: TypeAlias = tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]

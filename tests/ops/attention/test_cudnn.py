@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from t2tp.lowering.mesh_impl import Backend
 from t2tp.ops.attention import cudnn
 from t2tp.ops.attention.blocks import KeyRange, Queries
-from t2tp.ops.attention.mask import Mask
-from t2tp.ops.attention.packed import Packed
+from t2tp.ops.attention.mask import Mask, Packed
+from t2tp.ops.attention.score_terms import ScoreTerms
 from t2tp.program.segments import MOST_SEGMENTS, segments_of_rows
 from tests.ops.attention import jax_calls
 from tests.ops.attention.jax_calls import BATCH, D_KV, HEADS, LENGTH, MAX_SEGMENTS
@@ -44,9 +44,10 @@ def mask_of(causal, window, segments, max_segments=MAX_SEGMENTS):
 
 
 def attended(q, k, v, dy, mask, target=GPU):
-    q = cudnn.guarded(q, mask)
-    y, log, _ = cudnn.forward(q, k, v, mask, target)
-    return y, *cudnn.backward(q, k, v, y, log, dy, mask, target)[:3]
+    q, memory, terms = cudnn.guarded(q, mask), (k, v, target), [ScoreTerms(mask, None, None, 0)]
+    ((y, log, _),) = cudnn.forward([q], memory, terms)
+    (grads,), d_memory = cudnn.backward([(q, y, log, dy)], memory, terms)
+    return y, grads.q, *d_memory
 
 
 def hlo_of(causal, window, segments, max_segments=MAX_SEGMENTS, kv_heads=HEADS):
