@@ -68,21 +68,18 @@ def attention_step(
         raise ValueError(f"attention_step: the size of {kv_heads} must divide the size of {heads}.")
     if positions is None and (window is not None or relative_bias is not None):
         raise ValueError("attention_step: a window and a bias need the positions of the queries.")
-    extras = {"positions": positions, "is_seen": is_seen}
-    if relative_bias is not None:
-        extras["bias_table"] = relative_bias.table
     if sinks is not None:
         check_sinks(sinks, heads)
-        extras["sinks"] = sinks
-    for name, dims in (("positions", batch), ("is_seen", [*batch, memory])):
-        given = extras[name]
-        if given is not None and given.shape.dims != dims:
-            raise ValueError(f"attention_step: {name} {given.shape} must be {dims}.")
-    max_distance = relative_bias.max_distance if relative_bias else 0
-    given_extras = {name: x for name, x in extras.items() if x is not None}
-    return AttentionStepOperation([q, k, v], given_extras, window, max_distance, soft_cap).outputs[
-        0
-    ]
+    for name, x, dims in (("positions", positions, batch), ("is_seen", is_seen, [*batch, memory])):
+        if x is not None and x.shape.dims != dims:
+            raise ValueError(f"attention_step: {name} {x.shape} must be {dims}.")
+    table, max_distance = None, 0
+    if relative_bias is not None:
+        table, max_distance = relative_bias.table, relative_bias.max_distance
+    extras = {"positions": positions, "is_seen": is_seen, "bias_table": table, "sinks": sinks}
+    extras = {name: x for name, x in extras.items() if x is not None}
+    (y,) = AttentionStepOperation([q, k, v], extras, window, max_distance, soft_cap).outputs
+    return y
 
 
 class AttentionStepOperation(Operation):
@@ -138,11 +135,14 @@ class AttentionStepOperation(Operation):
             (self._extras, *self.inputs[3:], memory, self._window, "seen"),
             lambda: self._seen(extras, places),
         )
+        if visible is not None:
+            scores = tf.where(visible, scores, MASKED)
         axis = mesh_impl.tensor_dimension_to_mesh_axis(memory)
         if axis is None:
+            weights = softmax_with_sinks(scores, sinks, exact=exact)
             # A query attends at least to its own position, unless `is_seen` hides it.
-            surely = "is_seen" not in extras
-            weights = _softmax(scores, visible, surely, sinks, exact)
+            if "is_seen" in extras:
+                weights = tf.where(visible, weights, 0.0)
             y = weighted_values(tf.cast(weights, q.dtype), values, exact=exact)
         else:
             y = _attended_in_parts(scores, visible, values, sinks, mesh_impl.collectives, axis)
@@ -175,16 +175,6 @@ class AttentionStepOperation(Operation):
         return tf.transpose(bias, [0, 2, 1])[:, :, None]
 
 
-def _softmax(
-    scores: tf.Tensor, visible: tf.Tensor | None, surely: bool, sinks: tf.Tensor | None, exact: bool
-) -> tf.Tensor:
-    """Computes weights, 0 for invisible keys; `surely`: each query has a visible key."""
-    if visible is None:
-        return softmax_with_sinks(scores, sinks, exact=exact)
-    weights = softmax_with_sinks(tf.where(visible, scores, MASKED), sinks, exact=exact)
-    return weights if surely else tf.where(visible, weights, 0.0)
-
-
 def _attended_in_parts(
     scores: tf.Tensor,
     visible: tf.Tensor | None,
@@ -193,13 +183,11 @@ def _attended_in_parts(
     collectives: Collectives,
     axis: int,
 ) -> tf.Tensor:
-    """Computes attention to a memory that a mesh axis splits.
+    """Computes attention to a memory that a mesh axis splits; `scores` are masked.
 
     Shapes: scores [batch, heads, 1, memory], values [batch, kv_heads, memory, d_v], result [batch,
     heads, 1, d_v].
     """
-    if visible is not None:
-        scores = tf.where(visible, scores, MASKED)
     highest = tf.reduce_max(scores, -1, keepdims=True)
     highest = collectives.allreduce(highest, [axis], "Max")
     if sinks is not None:
