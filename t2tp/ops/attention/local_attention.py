@@ -13,12 +13,11 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.mask import MASKED
-from t2tp.ops.conv.halo import Halo, check_window
+from t2tp.ops.conv.sliding_window import Halo, Halos, check_window
 
 # The distances from a block to the blocks that it attends to, in rows and columns of blocks.
 _OF_A_SEQUENCE = ((0, -1), (0, 0))
@@ -110,11 +109,6 @@ class LocalAttentionOperation(Operation):
         self.signature = Signature(ordered=space, whole=q.shape.dims[-1:])
         self.set_outputs(q)
 
-    def part(self, lowering: Lowering) -> "_BlockSlice":
-        """Returns the processor's slice."""
-        shape = self.inputs[0].shape
-        return _BlockSlice(lowering.mesh_impl(self), shape, self._space, self._block)
-
     @property
     def matmul_flops(self) -> int:
         """The FLOPs of scores and weighted values, including masked positions in visible blocks."""
@@ -133,7 +127,7 @@ class LocalAttentionOperation(Operation):
         ).outputs
 
     def lower(self, lowering: Lowering) -> None:
-        part = self.part(lowering)
+        part = _BlockSlice(lowering, self)
         q, k, v = (part.in_order(lowering.slice(x)) for x in self.inputs)
         y = part.attend(q, part.with_halo(k), part.with_halo(v))
         lowering.set_slice(self.outputs[0], part.as_given(y))
@@ -147,7 +141,7 @@ class LocalAttentionGradOperation(GradientOperation):
     """
 
     def lower(self, lowering: Lowering) -> None:
-        part = self.forward.part(lowering)
+        part = _BlockSlice(lowering, self.forward)
         q, k, v, dy = (part.in_order(lowering.slice(x)) for x in self.inputs)
         given = [q, part.with_halo(k), part.with_halo(v)]
         dq, dk, dv = tf.gradients(part.attend(*given), given, dy, stop_gradients=given)
@@ -166,35 +160,30 @@ class _Grid:
     width: int
 
 
-class _BlockSlice:
+class _BlockSlice(Halos):
     """Computes attention on a processor's slice [batch, height, width, d_kv].
 
     In a sequence, `height` is 1.
     """
 
-    def __init__(
-        self,
-        mesh_impl: SpmdMeshImpl,
-        shape: upstream.Shape,
-        space: tuple[upstream.Dimension, ...],
-        block: tuple[int, ...],
-    ) -> None:
+    def __init__(self, lowering: Lowering, op: LocalAttentionOperation) -> None:
+        mesh_impl, shape, space = lowering.mesh_impl(op), op.inputs[0].shape, op._space
         batch = [dim for dim in shape.dims[:-1] if dim not in space]
         self._order = [shape.dims.index(dim) for dim in (*batch, *space, shape.dims[-1])]
         self._sizes = mesh_impl.slice_shape(shape)
         height, width = [1, *mesh_impl.slice_shape(upstream.Shape(list(space)))][-2:]
-        rows, columns = (1, *block)[-2:]
+        rows, columns = (1, *op._block)[-2:]
         self._grid = _Grid(height // rows, width // columns, rows, columns)
         self._neighbours = _neighbours(len(space))
         self._scale = shape.dims[-1].size ** -0.5
-        begin = [0, *mesh_impl.slice_begin_tensors(upstream.Shape(list(space)))][-2:]
-        self._first = (begin[0] // rows, begin[1] // columns)
-        self._all_columns = space[-1].size // columns
+        self._begin = [0, *mesh_impl.slice_begin_tensors(upstream.Shape(list(space)))][-2:]
+        self._width = space[-1].size
         self._edges = (len(space) == 2) * rows, columns, (len(space) == 2) * columns
         above, left, right = self._edges
-        self._halos = [Halo(mesh_impl, space[-1], 2, left, right)]
+        halos = [Halo(mesh_impl, space[-1], 2, left, right)]
         if above:
-            self._halos.append(Halo(mesh_impl, space[0], 1, above, 0))
+            halos.append(Halo(mesh_impl, space[0], 1, above, 0))
+        super().__init__(halos)
 
     def in_order(self, x: tf.Tensor) -> tf.Tensor:
         """Reshapes a slice to [batch, height, width, d_kv]."""
@@ -206,18 +195,6 @@ class _BlockSlice:
         """Reshapes back to a slice."""
         x = tf.reshape(x, [self._sizes[dim] for dim in self._order])
         return tf.transpose(x, np.argsort(self._order))
-
-    def with_halo(self, x: tf.Tensor) -> tf.Tensor:
-        """Adds the neighbours' elements that the slice's blocks attend to."""
-        for halo in self._halos:
-            x = halo.exchange(x)
-        return x
-
-    def without_halo(self, dx: tf.Tensor) -> tf.Tensor:
-        """Converts the gradient w.r.t. `with_halo(x)` to the gradient w.r.t. x."""
-        for halo in reversed(self._halos):
-            dx = halo.exchange_gradient(dx)
-        return dx
 
     def attend(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
         """Computes attention of q [batch, height, width, d_kv] to k and v with halo."""
@@ -255,20 +232,15 @@ class _BlockSlice:
     def _is_seen(self) -> tf.Tensor:
         """Returns whether each block's queries attend to each position of `_memory`.
 
-        The booleans are [rows, columns, queries, positions].
+        The booleans are [1, rows, columns, queries, positions].
         """
-        grid = self._grid
-        row, column = (x.ravel() for x in np.indices([grid.height, grid.width]))
-        before, exists = [], []
-        for down, right in self._neighbours:
-            rows, columns = row + down * grid.height, column + right * grid.width
-            earlier_row = rows[None, :] < row[:, None]
-            same_row = rows[None, :] == row[:, None]
-            before.append(earlier_row | (same_row & (columns[None, :] <= column[:, None])))
-            block_row = self._first[0] + np.arange(grid.rows)[:, None] + down
-            block_column = self._first[1] + np.arange(grid.columns)[None, :] + right
-            inside = (block_row >= 0) & (block_column >= 0) & (block_column < self._all_columns)
-            exists.append(tf.broadcast_to(inside, [grid.rows, grid.columns]))
-        size = grid.height * grid.width
-        exists_at = tf.repeat(tf.stack(exists, axis=2), size, axis=2)
-        return tf.logical_and(np.concatenate(before, axis=1), exists_at[:, :, None, :])
+        grid, (above, left, right) = self._grid, self._edges
+        height, width = grid.rows * grid.height, grid.columns * grid.width
+        row = self._begin[0] + np.arange(-above, height, dtype=np.int32)[:, None]
+        column = self._begin[1] + np.arange(-left, width + right, dtype=np.int32)
+        is_inside = (row >= 0) & (column >= 0) & (column < self._width)
+        # Positions in the order of the rows. No query attends to the halo outside of the image.
+        places = tf.where(is_inside, row * self._width + column, np.iinfo(np.int32).max)
+        places = places[None, :, :, None]
+        here = self._blocks(places[:, above:, left : left + width])
+        return tf.linalg.matrix_transpose(self._memory(places)) <= here
