@@ -8,7 +8,6 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.building.mesh import context_of
 from t2tp.layers import variables
-from t2tp.ops.gather import checked_gather
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,8 @@ class Embedding:
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
-        x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
+        table = self._table(tokens.mesh, "embedding", dtype)
+        x = mtf.gather(table, tokens, self.vocab, is_checked=True)
         factor = self.embedding_multiplier
         if self.scale_embeddings:
             # With `transfer_from`, the factor uses the small model's d_model; see

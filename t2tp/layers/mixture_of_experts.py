@@ -24,7 +24,6 @@ from t2tp.layers.gating import (
     expert_choices,
     token_choices,
 )
-from t2tp.ops.gather import checked_gather
 from t2tp.suggestions import check_known
 
 
@@ -362,7 +361,7 @@ class MixtureOfExperts:
         capacity_dim = mtf.Dimension("capacity", capacity)
         chosen, gates = expert_choices(router, capacity_dim)
         shape = mtf.Shape([*groups, self._router_experts, capacity_dim, d_model])
-        dispatched = checked_gather(tokens, chosen, group, output_shape=shape)
+        dispatched = mtf.gather(tokens, chosen, group, output_shape=shape, is_checked=True)
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
         dispatched = mtf.reshape(dispatched, mtf.Shape([*groups, slots, d_model]))
         outputs = mtf.reshape(self._apply(dispatched, capacity, training), shape)

@@ -8,7 +8,6 @@ from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.ops.attention.api import RelativeBias
-from t2tp.ops.gather import checked_gather
 
 
 def context_length(hparams: HParams) -> int:
@@ -49,7 +48,7 @@ def learned(
     """
     dim = mtf.Dimension("max_length", max_length)
     table = variables.embedding(positions.mesh, "positions", [dim], d_model, stddev, dtype)
-    return checked_gather(table, positions, dim)
+    return mtf.gather(table, positions, dim, is_checked=True)
 
 
 def relative(

@@ -24,7 +24,6 @@ from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, vocab_of
-from t2tp.ops.gather import checked_gather
 
 
 @registry.register_model
@@ -119,8 +118,8 @@ class MtfImageTransformer(AutoregressiveModel):
         x = self._embedding(before, self.activation_dtype)
         rows, columns = self._positions(mesh)
         width = self._width.size
-        x += checked_gather(rows, mtf.floordiv(positions, width), self._height)
-        x += checked_gather(columns, mtf.mod(positions, width), self._width)
+        x += mtf.gather(rows, mtf.floordiv(positions, width), self._height, is_checked=True)
+        x += mtf.gather(columns, mtf.mod(positions, width), self._width, is_checked=True)
         state = dict(state)
         x, _ = self._stack(x, DecodeStep(positions, state))
         return mtf.cast(self._embedding.logits(x), tf.float32), state

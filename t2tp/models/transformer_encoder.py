@@ -21,7 +21,6 @@ from t2tp.models import losses, model
 from t2tp.models.layer_factory import LayerFactory
 from t2tp.models.losses import with_metrics
 from t2tp.models.transformer_losses import loss_options, predicted, weights_of, with_experts
-from t2tp.ops.gather import checked_gather
 from t2tp.ops.random_by_row import random_by_row
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
@@ -223,7 +222,7 @@ class TransformerEncoder(model.Model):
         dim = mtf.Dimension("token_types", hparams.token_types)
         rest = self._factory.d_model, hparams.initializer_stddev, self._factory.dtype
         table = variables.embedding(types.mesh, "type_embedding", [dim], *rest)
-        return checked_gather(table, types, dim)
+        return mtf.gather(table, types, dim, is_checked=True)
 
     def _before_logits(self, x: mtf.Tensor) -> mtf.Tensor:
         """Applies BERT's transform before the logits; see the hparam `mlm_head`."""
@@ -234,7 +233,7 @@ class TransformerEncoder(model.Model):
 
     def _pooled(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
         """Applies BERT's tanh layer to the first token of each row: [batch, d_model]."""
-        first = checked_gather(x, 0, x.shape.dims[1])
+        first = mtf.gather(x, 0, x.shape.dims[1], is_checked=True)
         with tf1.variable_scope("pooler"):
             pooled = mtf.tanh(square_dense(first))
             return Dropout(self.hparams.layer_prepostprocess_dropout)(pooled, training)

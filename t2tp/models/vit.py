@@ -21,7 +21,6 @@ from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.image_classifier import ImageClassifier
-from t2tp.ops.gather import checked_gather
 
 
 @registry.register_model
@@ -57,7 +56,7 @@ class Vit(ImageClassifier):
         x, _ = self._stack(dropout)(x, FullForward(sequence, training))
         if hparams.pooling == "mean":
             return self.classify(mtf.reduce_mean(x, reduced_dim=length))
-        return self.classify(checked_gather(x, 0, length))
+        return self.classify(mtf.gather(x, 0, length, is_checked=True))
 
     def _check_shape(self, inputs: mtf.Tensor) -> None:
         of_problem, of_model = inputs.shape.to_integer_list[1:], self.hparams.image_shape

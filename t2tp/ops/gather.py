@@ -3,10 +3,11 @@
 mesh-tensorflow's gather multiplies by a one-hot matrix, so its cost grows with the table. Here the
 cost grows with the rows looked up. An index out of range gives zeros, as in mesh-tensorflow:
 decoders that were written for mesh-tensorflow look up position -1 in their first step.
-`checked_gather` raises an error instead, for indices that should always be in range.
+With `is_checked` it raises an error instead, for indices that should always be in range.
 """
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -23,6 +24,8 @@ def gather(
     indices: upstream.Tensor | int,
     dim: upstream.Dimension,
     output_shape: upstream.Shape | None = None,
+    *,
+    is_checked: bool = False,
 ) -> upstream.Tensor:
     """Looks up `weights` at `indices` along `dim`; an index out of range gives zeros.
 
@@ -35,6 +38,7 @@ def gather(
       dim: the dimension of `weights` to look up in.
       output_shape: order of the result's dimensions (new ones are broadcast). Default: the
         dimensions of `indices`, then the remaining dimensions of `weights`.
+      is_checked: whether to raise an error if an index, such as a token id, is out of range.
 
     Returns:
       a tensor of the dtype of `weights`.
@@ -44,34 +48,10 @@ def gather(
         `output_shape` lacks a dimension.
       LayoutError: when the program is built, if one mesh axis splits both `dim` and a dimension of
         the indices.
+      tf.errors.InvalidArgumentError: with `is_checked`, when the program runs, an index is out of
+        range. (XLA cannot raise errors. A program compiled by XLA sets the row to NaN, or to the
+        smallest integer.)
     """
-    return _gather(weights, indices, dim, output_shape, is_checked=False)
-
-
-def checked_gather(
-    weights: upstream.Tensor,
-    indices: upstream.Tensor | int,
-    dim: upstream.Dimension,
-    output_shape: upstream.Shape | None = None,
-) -> upstream.Tensor:
-    """Looks up like `gather`, and raises an error if an index, such as a token id, is out of range.
-
-    Raises:
-      ValueError: see `gather`.
-      LayoutError: see `gather`.
-      tf.errors.InvalidArgumentError: when the program runs, an index is out of range. (XLA cannot
-        raise errors. A program compiled by XLA sets the row to NaN, or to the smallest integer.)
-    """
-    return _gather(weights, indices, dim, output_shape, is_checked=True)
-
-
-def _gather(
-    weights: upstream.Tensor,
-    indices: upstream.Tensor | int,
-    dim: upstream.Dimension,
-    output_shape: upstream.Shape | None,
-    is_checked: bool,
-) -> upstream.Tensor:
     if not isinstance(indices, upstream.Tensor):
         indices = upstream.constant(weights.mesh, indices, dtype=tf.int32)
     dim = upstream.convert_to_dimension(dim)
@@ -83,9 +63,9 @@ def _gather(
             f" {indices.dtype.name} {indices.shape}."
         )
     if weights.dtype == tf.bool:
-        weights_as_int = cast(weights, tf.int32)
-        return cast(_gather(weights_as_int, indices, dim, output_shape, is_checked), tf.bool)
-    result = GatherOperation(weights, indices, dim, is_checked).outputs[0]
+        as_int = cast(weights, tf.int32)
+        return cast(gather(as_int, indices, dim, output_shape, is_checked=is_checked), tf.bool)
+    result = GatherOperation([weights, indices], dim, is_checked).outputs[0]
     output_shape = upstream.convert_to_shape(output_shape)
     if output_shape is None or output_shape == result.shape:
         return result
@@ -99,13 +79,10 @@ class GatherOperation(Operation):
     """
 
     def __init__(
-        self,
-        weights: upstream.Tensor,
-        indices: upstream.Tensor,
-        dim: upstream.Dimension,
-        is_checked: bool,
+        self, inputs: Sequence[upstream.Tensor], dim: upstream.Dimension, is_checked: bool
     ) -> None:
-        super().__init__([weights, indices], name="gather")
+        super().__init__(list(inputs), name="gather")
+        weights, indices = inputs
         self._dim = dim
         self._is_checked = is_checked
         rest = [d for d in weights.shape.dims if d != dim and d not in indices.shape.dims]
@@ -117,23 +94,23 @@ class GatherOperation(Operation):
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         weights, indices = self.inputs
-        return [GatherGradOperation(indices, grad_ys[0], weights.shape, self._dim).outputs[0], None]
+        inputs = [indices, *grad_ys]
+        return [GatherGradOperation(inputs, weights.shape, self._dim).outputs[0], None]
 
     def lower(self, lowering: Lowering) -> None:
         weights, indices = self.inputs
         rows = TableRows(lowering, weights.shape, indices, self._dim)
         # The all-reduce needs zeros in place of another processor's rows.
-        zero = tf.zeros([], weights.dtype)
+        absent, checks = tf.zeros([], weights.dtype), []
         if self._is_checked:
             # A row that no processor has must not give a plausible value, even after the
             # all-reduce.
             dtype = weights.dtype
             invalid = tf.constant(dtype.min if dtype.is_integer else math.nan, dtype)
-            absent = tf.where(rows.is_valid, zero, invalid)
-            with tf.control_dependencies([_check_in_range(rows, weights, self._dim)]):
-                value = rows.pick(lowering.slice(weights), absent)
-        else:
-            value = rows.pick(lowering.slice(weights), zero)
+            absent = tf.where(rows.is_valid, absent, invalid)
+            checks = [_check_in_range(rows, weights, self._dim)]
+        with tf.control_dependencies(checks):
+            value = rows.pick(lowering.slice(weights), absent)
         lowering.set_partial_sum(self.outputs[0], value, [self._dim])
 
 
@@ -146,14 +123,13 @@ class GatherGradOperation(Operation):
 
     def __init__(
         self,
-        indices: upstream.Tensor,
-        dy: upstream.Tensor,
+        inputs: Sequence[upstream.Tensor],
         weights_shape: upstream.Shape,
         dim: upstream.Dimension,
     ) -> None:
-        super().__init__([indices, dy], name="gather_grad")
+        super().__init__(list(inputs), name="gather_grad")
         self._dim = dim
-        self._outputs = [upstream.Tensor(self, weights_shape, dy.dtype)]
+        self.set_outputs((weights_shape, inputs[1].dtype))
         self.signature = Signature(summed=DROPPED, ordered=[dim], pads=True, cost="gather")
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:

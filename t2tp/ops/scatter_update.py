@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.mesh_impl import Backend
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.slice_shapes import expanded
-from t2tp.ops.gather import checked_gather
+from t2tp.ops.gather import gather
 from t2tp.ops.take_microbatch import TakeMicrobatchOperation
-
-if TYPE_CHECKING:
-    from t2tp.lowering.mesh_impl import Backend
 
 
 def scatter_update(
@@ -52,7 +50,7 @@ def scatter_update(
             f"write_at along {dim}: positions must be integers whose dimensions are among"
             f" {leading}, which come before it, not {positions.dtype.name} {positions.shape}."
         )
-    return ScatterUpdateOperation(x, update, positions, dim).outputs[0]
+    return ScatterUpdateOperation([x, update, positions], dim).outputs[0]
 
 
 class ScatterUpdateOperation(Operation):
@@ -60,22 +58,16 @@ class ScatterUpdateOperation(Operation):
 
     signature = Signature(ordered=ALL, pads=True, cost="gather")
 
-    def __init__(
-        self,
-        x: upstream.Tensor,
-        update: upstream.Tensor,
-        positions: upstream.Tensor,
-        dim: upstream.Dimension,
-    ) -> None:
-        super().__init__([x, update, positions], name="write_at")
+    def __init__(self, inputs: Sequence[upstream.Tensor], dim: upstream.Dimension) -> None:
+        super().__init__(list(inputs), name="write_at")
         self._dim = dim
-        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
+        self.set_outputs(inputs[0])
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         _, update, positions = self.inputs
         dy = grad_ys[0]
         by_x = scatter_update(dy, upstream.zeros_like(update), positions, self._dim)
-        return [by_x, checked_gather(dy, positions, self._dim, update.shape), None]
+        return [by_x, gather(dy, positions, self._dim, update.shape, is_checked=True), None]
 
     def lower(self, lowering: Lowering) -> None:
         x, update, positions = self.inputs
@@ -97,7 +89,7 @@ class ScatterUpdateOperation(Operation):
             # Writes to the whole batch's tensor, and takes the microbatch's slice of it again.
             whole, number = (lowering.slice(tensor) for tensor in source.inputs)
             begin = number * math.prod(sizes[: axis + 1])
-            rows = NewRows.from_numbers(rows.numbers + begin, rows.are_ours)
+            rows = NewRows(rows.numbers + begin, rows.are_ours)
             written = self._write(whole, rows, new, axis, mesh_impl.target)
             lowering.set_slice(source.inputs[0], written)
             source.lower(lowering)
@@ -141,7 +133,7 @@ class ScatterUpdateOperation(Operation):
                 numbers = tf.identity(numbers)
         else:
             numbers = tf.where(are_valid, numbers, -1)
-        return NewRows.from_numbers(numbers, are_ours)
+        return NewRows(numbers, are_ours)
 
     def _check_in_range(self, is_valid: tf.Tensor, positions: tf.Tensor) -> tf.Operation:
         """Raises an error, when the program runs, if a position is out of range."""
@@ -150,7 +142,7 @@ class ScatterUpdateOperation(Operation):
         return tf.raw_ops.Assert(condition=tf.reduce_all(is_valid), data=data, summarize=9)
 
 
-class NewRows(NamedTuple):
+class NewRows:
     """The rows to write in a table [rows, ...].
 
     Attributes:
@@ -159,14 +151,8 @@ class NewRows(NamedTuple):
       are_ours: booleans [count], false for rows that must not change. None: all rows are written.
     """
 
-    numbers: tf.Tensor
-    first: tf.Tensor
-    are_ours: tf.Tensor | None = None
-
-    @classmethod
-    def from_numbers(cls, numbers: tf.Tensor, are_ours: tf.Tensor | None = None) -> NewRows:
-        """Returns the rows with these numbers."""
-        return cls(numbers, numbers[:1], are_ours)
+    def __init__(self, numbers: tf.Tensor, are_ours: tf.Tensor | None = None) -> None:
+        self.numbers, self.first, self.are_ours = numbers, numbers[:1], are_ours
 
 
 def with_rows(table: tf.Tensor, rows: NewRows, new: tf.Tensor, target: Backend) -> tf.Tensor:

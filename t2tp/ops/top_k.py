@@ -79,7 +79,7 @@ class TopKOperation(Operation, upstream.TopKOperation):
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         x, indices = self.inputs[0], self.outputs[1]
-        return GatherGradOperation(indices, grad_ys[0], x.shape, self._reduced_dim).outputs
+        return GatherGradOperation([indices, grad_ys[0]], x.shape, self._reduced_dim).outputs
 
 
 def _largest(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:

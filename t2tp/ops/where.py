@@ -1,5 +1,7 @@
 """Element-wise selection between two tensors."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from t2tp import upstream
@@ -44,18 +46,19 @@ def where(
             "where takes booleans and two tensors of one dtype, not"
             f" {condition.dtype.name}, {if_true.dtype.name} and {if_false.dtype.name}."
         )
-    check_consistent_sizes("where", [condition, if_true, if_false])
+    inputs = [condition, if_true, if_false]
+    check_consistent_sizes("where", inputs)
     output_shape = upstream.convert_to_shape(output_shape)
     if output_shape is None:
         output_shape = upstream.ops._infer_binary_broadcast_shape(
             upstream.ops._infer_binary_broadcast_shape(if_true.shape, condition.shape),
             upstream.ops._infer_binary_broadcast_shape(if_false.shape, condition.shape),
         )
-    for tensor in (condition, if_true, if_false):
+    for tensor in inputs:
         missing = [d for d in tensor.shape.dims if d not in output_shape.dims]
         if missing:
             raise ValueError(f"where: output_shape {output_shape} lacks {missing} of {tensor}.")
-    return WhereOperation(condition, if_true, if_false, output_shape).outputs[0]
+    return WhereOperation(inputs, output_shape).outputs[0]
 
 
 class WhereOperation(Operation):
@@ -63,15 +66,9 @@ class WhereOperation(Operation):
 
     signature = Signature(any_slice=True)
 
-    def __init__(
-        self,
-        condition: upstream.Tensor,
-        if_true: upstream.Tensor,
-        if_false: upstream.Tensor,
-        output_shape: upstream.Shape,
-    ) -> None:
-        super().__init__([condition, if_true, if_false], name="where")
-        self._outputs = [upstream.Tensor(self, output_shape, if_true.dtype)]
+    def __init__(self, inputs: Sequence[upstream.Tensor], output_shape: upstream.Shape) -> None:
+        super().__init__(list(inputs), name="where")
+        self.set_outputs((output_shape, inputs[1].dtype))
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         condition, if_true, if_false = self.inputs

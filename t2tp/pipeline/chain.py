@@ -300,5 +300,5 @@ class _ChainLowering:
         """
         if self._groups.count == 1 or self._groups.whole not in tensor.shape.dims:
             return part
-        rows = NewRows.from_numbers(group * part.shape[0] + tf.range(part.shape[0]))
+        rows = NewRows(group * part.shape[0] + tf.range(part.shape[0]))
         return with_rows(x, rows, part, self._mesh_impl.target)
