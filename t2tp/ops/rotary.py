@@ -143,44 +143,36 @@ def rotary(
         )
     turns = turns_of(size, base, scaling)
     amplitude = 1.0 if scaling is None else scaling.amplitude
-    return RotaryOperation(x, positions, turns, amplitude, backward=False).outputs[0]
+    return RotaryOperation(x, positions, turns, amplitude).outputs[0]
 
 
 class RotaryOperation(Operation):
     """Rotates pairs of elements by an angle proportional to the position.
 
     Inputs: x [..., d] and positions. Output: like x. Pair i is rotated by `turns[i]` radians per
-      position and multiplied by `amplitude`. With `backward`, it is rotated in the opposite
-      direction. Elements after the pairs are copied.
+      position and multiplied by `amplitude`. Elements after the pairs are copied.
     """
 
     def __init__(
-        self,
-        x: upstream.Tensor,
-        positions: upstream.Tensor,
-        turns: np.ndarray,
-        amplitude: float,
-        backward: bool,
+        self, x: upstream.Tensor, positions: upstream.Tensor, turns: np.ndarray, amplitude: float
     ) -> None:
         super().__init__([x, positions], name="rotary")
         self._turns = turns
         self._amplitude = amplitude
-        self._backward = backward
         self.signature = Signature(whole=x.shape.dims[-1:])
         self.set_outputs(x)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
-        turned_back = RotaryOperation(
-            grad_ys[0], self.inputs[1], self._turns, self._amplitude, not self._backward
-        )
-        return [turned_back.outputs[0], None]
+        positions = self.inputs[1]
+        back = RotaryOperation(grad_ys[0], positions, -self._turns, self._amplitude)
+        return [back.outputs[0], None]
 
     def lower(self, lowering: Lowering) -> None:
         (x, positions), shape = self.inputs, self.inputs[0].shape
         position = lowering.slice(positions)
         # All layers use the same angles.
         places = tuple(dim if dim in positions.shape.dims else None for dim in shape.dims)
-        key = (position.ref(), places, self._turns.tobytes(), self._amplitude, self._backward)
+        key = (position.ref(), places, self._turns.tobytes(), self._amplitude)
         cos, sin = lowering.shared(
             ("rotary", *key), lambda: self._cos_and_sin(expanded(position, positions.shape, shape))
         )
@@ -196,5 +188,4 @@ class RotaryOperation(Operation):
         """Returns the factors of x, and of x with the elements of each pair exchanged."""
         angle = tf.cast(position, tf.float32) * self._turns
         cos, sin = self._amplitude * tf.cos(angle), self._amplitude * tf.sin(angle)
-        first, second = (sin, -sin) if self._backward else (-sin, sin)
-        return tf.concat([cos, cos], -1), tf.concat([first, second], -1)
+        return tf.concat([cos, cos], -1), tf.concat([-sin, sin], -1)
