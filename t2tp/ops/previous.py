@@ -1,6 +1,7 @@
 """The previous element along a dimension that may be split over the mesh."""
 
 import functools
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -28,7 +29,7 @@ def previous(
     Returns:
       a tensor like `x`.
     """
-    return NeighborOperation(x, dim, segments, 1).outputs[0]
+    return NeighborOperation([x] if segments is None else [x, segments], dim, 1).outputs[0]
 
 
 class NeighborOperation(Operation):
@@ -40,21 +41,17 @@ class NeighborOperation(Operation):
     chooses_orders = True
 
     def __init__(
-        self,
-        x: upstream.Tensor,
-        dim: upstream.Dimension,
-        segments: upstream.Tensor | None,
-        offset: int,
+        self, inputs: Sequence[upstream.Tensor], dim: upstream.Dimension, offset: int
     ) -> None:
-        super().__init__([x] if segments is None else [x, segments], name="neighbor")
+        super().__init__(list(inputs), name="neighbor")
         self._dim, self._offset = dim, offset
         self.signature = Signature(combined=[dim], exact=[dim], any_slice=True, cost="elementwise")
-        self.set_outputs(x)
+        self.set_outputs(inputs[0])
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
-        segments = self.inputs[1] if len(self.inputs) > 1 else None
-        (dx,) = NeighborOperation(grad_ys[0], self._dim, segments, -self._offset).outputs
-        return [dx, None][: len(self.inputs)]
+        inputs = [grad_ys[0], *self.inputs[1:]]
+        (dx,) = NeighborOperation(inputs, self._dim, -self._offset).outputs
+        return [dx, None][: len(inputs)]
 
     def lower(self, lowering: Lowering) -> None:
         x, *segments = self.inputs
