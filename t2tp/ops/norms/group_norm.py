@@ -1,6 +1,7 @@
 """Group norm: normalizes each image over groups of channels."""
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -8,9 +9,10 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import GradientOperation, Operation
 from t2tp.lowering.signature import DROPPED, Signature
-from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
+from t2tp.lowering.staged_sums import reduce_mean
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.ops.cast import wide_dtype
+from t2tp.ops.norms.moments import set_vector_gradients
 
 
 def group_norm(
@@ -48,7 +50,7 @@ def group_norm(
         works = [n for n in range(1, channels.size + 1) if channels.size % n == 0]
         examples = ", ".join(str(n) for n in sorted(works, key=lambda n: abs(n - groups))[:3])
         raise ValueError(f"group_norm: {groups} groups do not divide {channels}: {examples} would.")
-    return GroupNormOperation(x, scale, offset, groups, epsilon).outputs[0]
+    return GroupNormOperation([x, scale, offset], groups, epsilon).outputs[0]
 
 
 class GroupNormOperation(Operation):
@@ -57,20 +59,13 @@ class GroupNormOperation(Operation):
     Inputs: x [batch..., height, width, channels], scale and offset [channels]. Output: like x.
     """
 
-    def __init__(
-        self,
-        x: upstream.Tensor,
-        scale: upstream.Tensor,
-        offset: upstream.Tensor,
-        groups: int,
-        epsilon: float,
-    ) -> None:
-        super().__init__([x, scale, offset], name="group_norm")
+    def __init__(self, inputs: Sequence[upstream.Tensor], groups: int, epsilon: float) -> None:
+        super().__init__(list(inputs), name="group_norm")
         self._groups = groups
         self._epsilon = epsilon
-        *_, height, width, channels = x.shape.dims
+        *_, height, width, channels = inputs[0].shape.dims
         self.signature = Signature(combined=[height, width], ordered=[channels], cost="norm")
-        self.set_outputs(x)
+        self.set_outputs(inputs[0])
 
     def check_layout(self, layout: Layout) -> None:
         """Checks that no group is split over slices."""
@@ -113,14 +108,7 @@ class GroupNormGradOperation(GradientOperation):
         mean, projection = tf.unstack(grouped.means(tf.stack([scaled, scaled * grouped.normed])))
         dx = grouped.inverse * (scaled - mean - grouped.normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(grouped.whole(dx), self.outputs[0].dtype))
-        dims = self.inputs[0].shape.dims
-        summed = [dim for dim in dims if dim not in self.outputs[1].shape.dims]
-        rows = [dims.index(dim) for dim in summed]
-        for output, product in zip(
-            self.outputs[1:], (dy * grouped.whole(grouped.normed), dy), strict=True
-        ):
-            part = tf.cast(reduce_sum(product, rows), output.dtype)
-            lowering.set_partial_sum(output, part, summed)
+        set_vector_gradients(lowering, self, [dy * grouped.whole(grouped.normed), dy])
 
 
 class _Grouped:

@@ -13,7 +13,7 @@ from t2tp.lowering.signature import DROPPED, Signature
 from t2tp.lowering.slice_shapes import expanded
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.ops.cast import wide_dtype
-from t2tp.ops.norms.moments import combined_moments
+from t2tp.ops.norms.moments import combined_moments, set_vector_gradients
 
 
 def rms_norm(
@@ -155,13 +155,7 @@ class NormGradOperation(GradientOperation):
             (projection,) = _means(lowering, whole, dims, scaled * normed)
             dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        # `t2tp.optim.per_row` may have added the dimension of the rows to these outputs. The sum is
-        # then not over the rows.
-        summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
-        products = [dy * normed, dy][: len(self.outputs) - 1]
-        for output, product in zip(self.outputs[1:], products, strict=True):
-            part = tf.cast(reduce_sum(product, _axes(whole, summed)), output.dtype)
-            lowering.set_partial_sum(output, part, summed)
+        set_vector_gradients(lowering, self, [dy * normed, *([dy] if mean else [])])
 
 
 def _moments(

@@ -1,9 +1,12 @@
-"""Combines the means and variances of a tensor's slices."""
+"""Steps that norms share: combined moments, and the gradients of scale and bias."""
 
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.operation import GradientOperation
+from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.mesh.collectives import Collectives
 
 
@@ -31,3 +34,20 @@ def combined_moments(
     mean_offset = tf.reduce_mean(offsets, axis=0)
     between = tf.reduce_mean(tf.math.squared_difference(offsets, mean_offset), axis=0)
     return means[0] + mean_offset, tf.reduce_mean(variances, axis=0) + between
+
+
+def set_vector_gradients(
+    lowering: Lowering, op: GradientOperation, products: Sequence[tf.Tensor]
+) -> None:
+    """Sets the gradients w.r.t. scale and bias, all outputs of `op` except the first.
+
+    `products` have the shape of the slice of the first input. Each gradient is the sum of a product
+    over the dimensions that the output lacks. `t2tp.optim.per_row` may have added the dimension of
+    the rows to these outputs. The sum is then not over the rows.
+    """
+    dims = op.inputs[0].shape.dims
+    summed = [dim for dim in dims if dim not in op.outputs[1].shape.dims]
+    axes = [dims.index(dim) for dim in summed]
+    for output, product in zip(op.outputs[1:], products, strict=True):
+        part = tf.cast(reduce_sum(product, axes), output.dtype)
+        lowering.set_partial_sum(output, part, summed)
