@@ -26,26 +26,20 @@ _computed_with: WeakKeyDictionary[upstream.Tensor, list[ref[upstream.Tensor]]] =
 def recompute_grad(
     fn: Callable[..., upstream.Tensor | tuple[upstream.Tensor, ...]],
     explicit_inputs: list[upstream.Tensor],
-    control_dependencies: bool = True,
 ) -> upstream.Tensor | tuple[upstream.Tensor, ...]:
     """Calls `fn(*explicit_inputs)`, and stores only its inputs and outputs for the backward pass.
 
     The backward pass recomputes everything inside `fn`, with the same dropout masks. Assignments,
     prints and summaries inside are executed once. If several recomputed functions follow each
-    other, they are recomputed one at a time.
+    other, they are recomputed one at a time. Each recomputation waits for the gradient w.r.t. an
+    output. Otherwise TensorFlow would merge the recomputation with the forward pass as a common
+    subexpression, and store the activations after all.
 
     Args:
       fn: returns a tensor or a tuple of tensors; its inner tensors cannot be used outside.
       explicit_inputs: the arguments. (`fn` may use other tensors too, such as variables.)
-      control_dependencies: whether to wait for the gradient w.r.t. an output before recomputing.
-        Without waiting, TensorFlow merges the recomputation with the forward pass as a common
-        subexpression, and stores the activations after all.
     """
-
-    def grad_fn(**kwargs: list) -> list[upstream.Tensor | None]:
-        return _gradients_of_recomputed(**kwargs, wait=control_dependencies)
-
-    return upstream.custom_gradient(fn, grad_fn, explicit_inputs)
+    return upstream.custom_gradient(fn, _gradients_of_recomputed, explicit_inputs)
 
 
 def _gradients_of_recomputed(
@@ -54,17 +48,14 @@ def _gradients_of_recomputed(
     forward_operations: list[upstream.Operation],
     outputs: list[upstream.Tensor],
     output_grads: list[upstream.Tensor | None],
-    wait: bool,
 ) -> list[upstream.Tensor | None]:
     inputs = {t: t for t in all_inputs}
-    zero = None
-    if wait:
-        first = next(dy for dy in output_grads if dy is not None)
-        others = [dy for known in _computed_with.get(first, ()) if (dy := known()) is not None]
-        zero = ZeroAfterOperation(first, others).outputs[0]
-        for t in explicit_inputs:
-            if t.dtype != tf.bool:
-                inputs[t] = t + cast(zero, t.dtype)
+    first = next(dy for dy in output_grads if dy is not None)
+    others = [dy for known in _computed_with.get(first, ()) if (dy := known()) is not None]
+    zero = ZeroAfterOperation(first, others).outputs[0]
+    for t in explicit_inputs:
+        if t.dtype != tf.bool:
+            inputs[t] = t + cast(zero, t.dtype)
     copies = Copies(inputs, zero)
     recomputed = copies.of_operations(forward_operations)
     grads = upstream.gradients(
