@@ -16,7 +16,7 @@ these partial sums of all processors along the axis.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -31,11 +31,8 @@ _MATRICES = ("input", "gate", "output")
 _BIASES = tuple(f"{name}_bias" for name in _MATRICES)
 
 
-class _Forward(NamedTuple):
-    """A processor's forward pass: its floating-point inputs and its partial sum of the output."""
-
-    inputs: list[tf.Tensor]
-    output: tf.Tensor
+# A processor's forward pass: its floating-point inputs, and its partial sum of the output.
+_Forward: TypeAlias = tuple[list[tf.Tensor], tf.Tensor]
 
 
 class ExpertNetworkOperation(Operation):
@@ -101,9 +98,8 @@ class ExpertNetworkOperation(Operation):
         return [grads[0], None, *grads[1:]]
 
     def lower(self, lowering: Lowering) -> None:
-        lowering.set_partial_sum(
-            self.outputs[0], self.forward(lowering, self.inputs).output, self.summed
-        )
+        _, y = self.forward(lowering, self.inputs)
+        lowering.set_partial_sum(self.outputs[0], y, self.summed)
 
     def forward(self, lowering: Lowering, inputs: Sequence[upstream.Tensor]) -> _Forward:
         """Returns the forward pass, which is built once per TensorFlow graph.
@@ -146,7 +142,7 @@ class ExpertNetworkOperation(Operation):
                     for e, expert in enumerate(experts)
                 ]
             )
-            return _Forward(differentiated, tf.reshape(y, x.shape))
+            return differentiated, tf.reshape(y, x.shape)
         count = len(experts)
         local = tf.where((local < 0) | (local >= count), count, local)
         # tf.math.bincount is not deterministic on GPUs.
@@ -159,7 +155,7 @@ class ExpertNetworkOperation(Operation):
         gate = tf.gather(tf.reshape(gates, [-1, 1]), order)
         y = tf.cast(y, tf.float32) * gate
         y = tf.math.unsorted_segment_sum(y, rows, flat.shape[0])
-        return _Forward(differentiated, tf.reshape(tf.cast(y, x.dtype), x.shape))
+        return differentiated, tf.reshape(tf.cast(y, x.dtype), x.shape)
 
 
 class ExpertNetworkGradOperation(GradientOperation):
@@ -170,15 +166,9 @@ class ExpertNetworkGradOperation(GradientOperation):
         return 2 * self.forward.slice_flops(layout)
 
     def lower(self, lowering: Lowering) -> None:
-        forward = self.forward.forward(lowering, self.inputs[:-1])
+        inputs, y = self.forward.forward(lowering, self.inputs[:-1])
         dy = lowering.slice(self.inputs[-1])
-        grads = tf.gradients(
-            forward.output,
-            forward.inputs,
-            dy,
-            stop_gradients=forward.inputs,
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
+        grads = tf.gradients(y, inputs, dy, stop_gradients=inputs, unconnected_gradients="zero")
         for output, grad in zip(self.outputs, grads, strict=True):
             summed = {*self.forward.rows, *self.forward.summed} - {*output.shape.dims}
             lowering.set_partial_sum(output, tf.convert_to_tensor(grad), summed)

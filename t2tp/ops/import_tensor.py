@@ -30,24 +30,7 @@ def import_tf_tensor(
     """
     if not isinstance(tf_tensor, upstream.Tensor):
         return upstream.import_tf_tensor(mesh, tf_tensor, shape, name)
-    return _in_dimensions(tf_tensor, upstream.convert_to_shape(shape), name)
-
-
-def import_fully_replicated(
-    mesh: upstream.Mesh,
-    tf_tensor: tf.Tensor | upstream.Tensor,
-    shape: upstream.Shape,
-    name: str | None = None,
-) -> upstream.Tensor:
-    """Imports a tensor like `import_tf_tensor`: first in full on each processor, then as slices."""
-    if not isinstance(tf_tensor, upstream.Tensor):
-        return upstream.import_fully_replicated(mesh, tf_tensor, shape, name)
-    return _in_dimensions(tf_tensor, upstream.convert_to_shape(shape), name)
-
-
-def _in_dimensions(
-    x: upstream.Tensor, shape: upstream.Shape | None, name: str | None
-) -> upstream.Tensor:
+    x, shape = tf_tensor, upstream.convert_to_shape(shape)
     if shape is None or shape == x.shape:
         return x
     if shape.to_integer_list != x.shape.to_integer_list:
@@ -59,12 +42,11 @@ def _in_dimensions(
     return upstream.reshape(x, shape, name or "import")
 
 
-def _raise_not_convertible(
-    value: upstream.Tensor,
-    dtype: tf.DType | None = None,
-    name: str | None = None,
-    as_ref: bool = False,
-) -> tf.Tensor:
+# mesh-tensorflow's function of this name differs only in how it cuts the tensor into slices.
+import_fully_replicated = import_tf_tensor
+
+
+def _raise_not_convertible(value: upstream.Tensor, **_: object) -> tf.Tensor:
     """Raises an error. TensorFlow's functions call this when they receive an mtf tensor."""
     raise TypeError(
         f"{value.name.removesuffix(':0')!r} is an mtf tensor {value.shape}, and this is a function"

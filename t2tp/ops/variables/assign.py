@@ -36,16 +36,12 @@ def assign(
         if len(op.inputs) != 1:
             raise ValueError(f"assign: {given} is not the value of a variable.")
         op = op.inputs[0].operation
-    if new_val.shape != op.shape and _in_use(op.shape) == new_val.shape:
+    in_use = upstream.Shape(
+        [upstream.Dimension(name_in_use(d.name), d.size) for d in op.shape.dims]
+    )
+    if new_val.shape != op.shape and new_val.shape == in_use:
         new_val = upstream.reshape(new_val, op.shape)
     return Assign([op], [new_val], assign_fn=assign_fn, name=name)
-
-
-def _in_use(shape: upstream.Shape) -> upstream.Shape:
-    """Converts a variable's shape at rest to its shape in use."""
-    return upstream.Shape(
-        [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in shape.dims]
-    )
 
 
 def assign_add(var: upstream.Variable | upstream.Tensor, new_val: upstream.Tensor) -> Assign:

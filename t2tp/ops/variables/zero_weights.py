@@ -78,19 +78,18 @@ def get_variable(
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):
         stored = layout.at_rest(shape)
+    get = functools.partial(
+        upstream.get_variable, mesh, name, stored, initializer=initializer, trainable=trainable
+    )
     # If `stored == shape`, nothing is sharded, and mesh-tensorflow's own variable is enough.
     if layout is None or stored == shape:
-        return upstream.get_variable(
-            mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
-        )
+        return get(dtype=dtype, **kwargs)
     # In stage 3 each call adds a gather of its own, so that the weight need not stay in memory
     # between uses. The part is read in the stored dtype: the gather casts it when its turn comes,
     # and not all weights are cast at the beginning of the step.
     if layout.storage.stage == 3:
         uncast = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
-        part = upstream.get_variable(
-            mesh, name, stored, dtype=uncast, initializer=initializer, trainable=trainable, **kwargs
-        )
+        part = get(dtype=uncast, **kwargs)
         return WeightGatherOperation(part, shape, dtype.activation_dtype).outputs[0]
     known = mesh.graph.name_to_variable
     if full_name not in known:
