@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.head_tail import CONSECUTIVE, Order
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import GradientOperation, Operation, dims_of
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.lowering.slice_shapes import reshaped
@@ -26,10 +27,6 @@ from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 from t2tp.ops.attention.shared_heads import GatheredDimension, GatheredMemory, SharedHeads, own_axes
 from t2tp.ops.attention.weight_dropout import AttentionDropout, PairIndex
-
-if TYPE_CHECKING:
-    from t2tp.lowering.mesh_impl import SpmdMeshImpl
-
 
 # Names of the inputs that have a gradient, besides q, k and v.
 _TRAINED = ("bias_table", "sinks")
@@ -272,7 +269,7 @@ class AttentionGradOperation(GradientOperation):
         self, lowering: Lowering, table: upstream.Tensor, bias: Bias, computed: Sequence[Gradients]
     ) -> None:
         """Sets the gradient of the bias table, in parts with `exact_sums`."""
-        d_bias = _added([grads.bias for grads in computed])
+        d_bias = tf.add_n([grads.bias for grads in computed])
         d_table, rows = tf.cast(bias.table_gradient(d_bias), table.dtype), self._summed[:1]
         num_parts, count = lowering.parts_of(rows[0])
         if num_parts > 1:
@@ -348,18 +345,14 @@ class _AttentionSlice:
         is_head_tail = bool(self.order) and self._length_axis == axis and has_halves
         self.memory_order = self.order if is_head_tail else CONSECUTIVE
         k_slice, v_slice = map(self._shared.select, self._memory_slices())
+        segments = self._of_memory
+        own_segments = () if segments is None else (self._segments_of_slice(segments, axis),)
+        own = ring.Visiting((k_slice, v_slice), own_segments)
+        part_size = k_slice.shape[2] // (2 if is_head_tail else 1)
+        key_block = blockwise.key_block_of(part_size, self._rows, self._options.block_size)
         self.method = ring
-        self.memory = ring.Ring(
-            self._mesh_impl,
-            axis,
-            k_slice,
-            v_slice,
-            None if self._of_memory is None else self._segments_of_slice(self._of_memory),
-            rows=self._rows,
-            block_size=self._options.block_size,
-            is_head_tail=is_head_tail,
-        )
-        return self._masks(KeyRange(self.memory.part_sizes[0])), self.memory.key_block
+        self.memory = ring.Ring(self._mesh_impl, axis, own, part_size, key_block)
+        return self._masks(KeyRange(part_size)), key_block
 
     def _gather_memory(self) -> tuple[list[Mask], int]:
         """Gathers the memory; returns the masks, and the size of a block of keys; 0: no blocks."""
@@ -458,12 +451,11 @@ class _AttentionSlice:
         slices = [self._lowering.slice_in_order(x, self.memory_order) for x in self._k_and_v]
         return [self.with_one_batch(x) for x in slices]
 
-    def _segments_of_slice(self, segments: upstream.Tensor) -> tf.Tensor:
-        """Returns the segments [batch, keys] of the processor's slice of k and v."""
-        lowering, axis = self._lowering, self._memory_axis
+    def _segments_of_slice(self, segments: upstream.Tensor, axis: int) -> tf.Tensor:
+        """Returns the segments [batch, keys] of the slice of k and v, which `axis` splits."""
+        lowering = self._lowering
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
-        assert axis is not None  # It splits k and v.
         # The segments are split like the queries, and the memory is split over another axis. So
         # neither is in head-tail order, which needs one axis that splits both.
         rows = _whole_rows(lowering, segments)
@@ -540,14 +532,6 @@ def _queries(mesh_impl: SpmdMeshImpl, length: upstream.Dimension, order: Order) 
 def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Joins the parts of the queries to a slice [batch, heads, length, ...]."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, 2)
-
-
-def _added(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds up parts of a gradient, at least in float32."""
-    if len(parts) == 1:
-        return parts[0]
-    wide = [tf.cast(x, tf.float32) if x.dtype.size < 4 else x for x in parts]
-    return tf.cast(tf.add_n(wide), parts[0].dtype)
 
 
 def _rows(segments: tf.Tensor) -> tf.Tensor:

@@ -48,34 +48,19 @@ class Ring:
     """The slices of keys and values that go around the `count` processors along a mesh axis."""
 
     def __init__(
-        self,
-        mesh_impl: SpmdMeshImpl,
-        axis: int,
-        k: tf.Tensor,
-        v: tf.Tensor,
-        segments: tf.Tensor | None,
-        *,
-        rows: int,
-        block_size: int | None,
-        is_head_tail: bool,
+        self, mesh_impl: SpmdMeshImpl, axis: int, begin: Visiting, part_size: int, key_block: int
     ) -> None:
-        """Begins with the processor's own slice: k and v [batch, kv_heads, keys, d].
+        """Begins with the processor's own slice.
 
-        `segments` are int32 [batch, keys]. `rows` is the queries' batch size times their heads. See
-        `attention` for `block_size`.
+        `part_size` is the number of keys in each part of a slice: one part, or two in head-tail
+        order. `key_block` is the number of keys in a block.
         """
         self._collectives = mesh_impl.collectives
         self._axis = axis
         self.count = mesh_impl.shape[axis].size
-        self._size = k.shape[2]
-        self._is_head_tail = is_head_tail
-        self.key_block = blockwise.key_block_of(self.part_sizes[0], rows, block_size)
-        self.begin = Visiting((k, v), () if segments is None else (segments,))
-
-    @property
-    def part_sizes(self) -> list[int]:
-        """The number of keys in each part of a slice: one part, or two in head-tail order."""
-        return [self._size // 2] * 2 if self._is_head_tail else [self._size]
+        self.begin = begin
+        self._part_size = part_size
+        self._key_block = key_block
 
     def parts(
         self, visiting: Visiting, step: tf.Tensor
@@ -86,7 +71,8 @@ class Ring:
         its keys, and its segments, as in `Visiting`.
         """
         owner = (self._collectives.coordinate(self._axis) - step) % self.count
-        places = [*head_and_tail(owner, self.count)] if self._is_head_tail else [owner]
+        is_head_tail = visiting.kv[0].shape[_POSITIONS] > self._part_size
+        places = [*head_and_tail(owner, self.count)] if is_head_tail else [owner]
         cut = [
             tf.split(x, len(places), dim)
             for x, dim in [
@@ -94,11 +80,9 @@ class Ring:
                 *((x, 1) for x in visiting.segments),
             ]
         ]
-        parts = []
-        for place, size, (k, v, *segments) in zip(
-            places, self.part_sizes, zip(*cut, strict=True), strict=True
-        ):
-            k, v = (blockwise.cut(x, self.key_block) for x in (k, v))
+        parts, size = [], self._part_size
+        for place, k, v, *segments in zip(places, *cut, strict=True):
+            k, v = (blockwise.cut(x, self._key_block) for x in (k, v))
             parts.append((k, v, KeyRange(size, place * size), segments))
         return parts
 
