@@ -6,7 +6,6 @@ from other slices (the halo).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -19,9 +18,9 @@ from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.conv.sliding_window import Halo, Halos, check_window
 
-# The distances from a block to the blocks that it attends to, in rows and columns of blocks.
-_OF_A_SEQUENCE = ((0, -1), (0, 0))
-_OF_A_IMAGE = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0))
+# The distances from a block to the blocks that it attends to, in rows and columns of blocks, for a
+# sequence and for an image, by the number of dimensions.
+_NEIGHBOURS = {1: ((0, -1), (0, 0)), 2: ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0))}
 
 
 def local_attention(
@@ -65,7 +64,7 @@ def local_attention(
     for dim, size in zip(space, block, strict=True):
         if size < 1 or dim.size % size:
             raise ValueError(f"local_attention: blocks of {size} do not divide {dim}.")
-    return LocalAttentionOperation(q, k, v, tuple(space), tuple(block)).outputs[0]
+    return LocalAttentionOperation([q, k, v], tuple(space), tuple(block)).outputs[0]
 
 
 def visible_positions(
@@ -83,13 +82,9 @@ def visible_positions(
     right = here % width // columns - places % width // columns
     is_near = [
         (down == -block_row) & (right == -block_column)
-        for block_row, block_column in _neighbours(len(block))
+        for block_row, block_column in _NEIGHBOURS[len(block)]
     ]
     return (places <= here) & tf.reduce_any(tf.stack(is_near), axis=0)
-
-
-def _neighbours(num_dims: int) -> tuple[tuple[int, int], ...]:
-    return _OF_A_SEQUENCE if num_dims == 1 else _OF_A_IMAGE
 
 
 class LocalAttentionOperation(Operation):
@@ -97,22 +92,20 @@ class LocalAttentionOperation(Operation):
 
     def __init__(
         self,
-        q: upstream.Tensor,
-        k: upstream.Tensor,
-        v: upstream.Tensor,
+        inputs: Sequence[upstream.Tensor],
         space: tuple[upstream.Dimension, ...],
         block: tuple[int, ...],
     ) -> None:
-        super().__init__([q, k, v], name="local_attention")
+        super().__init__(list(inputs), name="local_attention")
         self._space = space
         self._block = block
-        self.signature = Signature(ordered=space, whole=q.shape.dims[-1:])
-        self.set_outputs(q)
+        self.signature = Signature(ordered=space, whole=inputs[0].shape.dims[-1:])
+        self.set_outputs(inputs[0])
 
     @property
     def matmul_flops(self) -> int:
         """The FLOPs of scores and weighted values, including masked positions in visible blocks."""
-        visible = len(_neighbours(len(self._block))) * math.prod(self._block)
+        visible = len(_NEIGHBOURS[len(self._block)]) * math.prod(self._block)
         return 4 * self.inputs[0].shape.size * visible
 
     def check_layout(self, layout: Layout) -> None:
@@ -150,20 +143,11 @@ class LocalAttentionGradOperation(GradientOperation):
             lowering.set_slice(output, part.as_given(grad))
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Blocks of a processor's slice: a grid of rows x columns, each of height x width."""
-
-    rows: int
-    columns: int
-    height: int
-    width: int
-
-
 class _BlockSlice(Halos):
     """Computes attention on a processor's slice [batch, height, width, d_kv].
 
-    In a sequence, `height` is 1.
+    In a sequence, `height` is 1. `_grid` has the numbers of rows and columns of blocks, and
+    `_block` the height and width of a block.
     """
 
     def __init__(self, lowering: Lowering, op: LocalAttentionOperation) -> None:
@@ -171,14 +155,14 @@ class _BlockSlice(Halos):
         batch = [dim for dim in shape.dims[:-1] if dim not in space]
         self._order = [shape.dims.index(dim) for dim in (*batch, *space, shape.dims[-1])]
         self._sizes = mesh_impl.slice_shape(shape)
-        height, width = [1, *mesh_impl.slice_shape(upstream.Shape(list(space)))][-2:]
-        rows, columns = (1, *op._block)[-2:]
-        self._grid = _Grid(height // rows, width // columns, rows, columns)
-        self._neighbours = _neighbours(len(space))
+        self._space = [1, *mesh_impl.slice_shape(upstream.Shape(list(space)))][-2:]
+        self._block = height, width = (1, *op._block)[-2:]
+        self._grid = self._space[0] // height, self._space[1] // width
+        self._neighbours = _NEIGHBOURS[len(space)]
         self._scale = shape.dims[-1].size ** -0.5
         self._begin = [0, *mesh_impl.slice_begin_tensors(upstream.Shape(list(space)))][-2:]
         self._width = space[-1].size
-        self._edges = (len(space) == 2) * rows, columns, (len(space) == 2) * columns
+        self._edges = (len(space) == 2) * height, width, (len(space) == 2) * width
         above, left, right = self._edges
         halos = [Halo(mesh_impl, space[-1], 2, left, right)]
         if above:
@@ -187,9 +171,7 @@ class _BlockSlice(Halos):
 
     def in_order(self, x: tf.Tensor) -> tf.Tensor:
         """Reshapes a slice to [batch, height, width, d_kv]."""
-        grid = self._grid
-        space = [grid.rows * grid.height, grid.columns * grid.width]
-        return tf.reshape(tf.transpose(x, self._order), [-1, *space, x.shape[-1]])
+        return tf.reshape(tf.transpose(x, self._order), [-1, *self._space, x.shape[-1]])
 
     def as_given(self, x: tf.Tensor) -> tf.Tensor:
         """Reshapes back to a slice."""
@@ -203,8 +185,7 @@ class _BlockSlice(Halos):
         scores = tf.cast(tf.matmul(queries, keys, transpose_b=True), tf.float32)
         weights = tf.nn.softmax(tf.where(self._is_seen(), scores, MASKED))
         y = tf.matmul(tf.cast(weights, v.dtype), values)
-        grid = self._grid
-        y = tf.reshape(y, [-1, grid.rows, grid.columns, grid.height, grid.width, y.shape[-1]])
+        y = tf.reshape(y, [-1, *self._grid, *self._block, y.shape[-1]])
         return tf.reshape(tf.transpose(y, [0, 1, 3, 2, 4, 5]), q.shape)
 
     def _memory(self, x: tf.Tensor) -> tf.Tensor:
@@ -212,30 +193,26 @@ class _BlockSlice(Halos):
 
         The result is [batch, rows, columns, positions, d_kv].
         """
-        grid = self._grid
-        above, left, _ = self._edges
-        height, width = grid.rows * grid.height, grid.columns * grid.width
+        (above, left, _), (height, width) = self._edges, self._space
         parts = []
         for down, right in self._neighbours:
-            top, side = above + down * grid.height, left + right * grid.width
+            top, side = above + down * self._block[0], left + right * self._block[1]
             parts.append(self._blocks(x[:, top : top + height, side : side + width]))
         return tf.concat(parts, axis=3)
 
     def _blocks(self, x: tf.Tensor) -> tf.Tensor:
         """Splits [batch, height, width, d] -> [batch, rows, columns, positions of a block, d]."""
-        grid = self._grid
-        d = x.shape[-1]
-        x = tf.reshape(x, [-1, grid.rows, grid.height, grid.columns, grid.width, d])
+        (rows, columns), (height, width) = self._grid, self._block
+        x = tf.reshape(x, [-1, rows, height, columns, width, x.shape[-1]])
         x = tf.transpose(x, [0, 1, 3, 2, 4, 5])
-        return tf.reshape(x, [-1, grid.rows, grid.columns, grid.height * grid.width, d])
+        return tf.reshape(x, [-1, rows, columns, height * width, x.shape[-1]])
 
     def _is_seen(self) -> tf.Tensor:
         """Returns whether each block's queries attend to each position of `_memory`.
 
         The booleans are [1, rows, columns, queries, positions].
         """
-        grid, (above, left, right) = self._grid, self._edges
-        height, width = grid.rows * grid.height, grid.columns * grid.width
+        (above, left, right), (height, width) = self._edges, self._space
         row = self._begin[0] + np.arange(-above, height, dtype=np.int32)[:, None]
         column = self._begin[1] + np.arange(-left, width + right, dtype=np.int32)
         is_inside = (row >= 0) & (column >= 0) & (column < self._width)
