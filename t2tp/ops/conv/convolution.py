@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import GradientOperation, Operation, check_rows
 from t2tp.lowering.signature import ALL, DROPPED, Signature
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
-
-if TYPE_CHECKING:
-    from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 
 def convolution(
@@ -105,15 +102,12 @@ class ConvolutionOperation(Operation):
         return _slice_flops(layout, self.outputs[0], self.inputs[1])
 
     def lower(self, lowering: Lowering) -> None:
-        x, filters = self.inputs
+        (x, filters), (output,) = self.inputs, self.outputs
         mesh_impl = lowering.mesh_impl(self)
-        windows = Windows(mesh_impl, *self.windows)
+        windows = _KernelWindows(mesh_impl, *self.windows)
         y = tf.raw_ops.Conv2D(
-            input=_seen(windows.with_halo(with_one_batch(lowering.slice(x))), self.windows),
-            filter=lowering.slice(filters),
-            **_options(self.windows, windows),
+            input=windows.seen(lowering.slice(x)), filter=lowering.slice(filters), **windows.options
         )
-        (output,) = self.outputs
         y = tf.reshape(y, mesh_impl.slice_shape(output.shape))
         lowering.set_partial_sum(output, y, [x.shape.dims[-1]])
 
@@ -128,18 +122,18 @@ class ConvolutionInputGradOperation(GradientOperation):
         filters, dy = self.inputs
         (output,) = self.outputs
         mesh_impl = lowering.mesh_impl(self)
-        windows = Windows(mesh_impl, *self.forward.windows)
-        shape = windows.shape_with_halo(mesh_impl.slice_shape(output.shape))
+        windows = _KernelWindows(mesh_impl, *self.forward.windows)
+        sizes = mesh_impl.slice_shape(output.shape)
+        shape = windows.shape_with_halo(sizes)
         dtype = _gradient_dtype(mesh_impl, dy)
         dx = tf.raw_ops.Conv2DBackpropInput(
-            input_sizes=_seen_shape(shape, self.forward.windows),
+            input_sizes=windows.seen_shape(shape),
             filter=tf.cast(lowering.slice(filters), dtype),
             out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
-            **_options(self.forward.windows, windows),
+            **windows.options,
         )
-        dx = tf.cast(dx, output.dtype)
-        dx = windows.without_halo(_with_unseen(dx, shape, self.forward.windows))
-        dx = tf.reshape(dx, mesh_impl.slice_shape(output.shape))
+        dx = windows.gradient(tf.cast(dx, output.dtype), shape)
+        dx = tf.reshape(dx, sizes)
         lowering.set_partial_sum(output, dx, [filters.shape.dims[-1]])
 
 
@@ -156,9 +150,9 @@ class ConvolutionFiltersGradOperation(GradientOperation):
         x, dy = self.inputs
         (output,) = self.outputs
         mesh_impl = lowering.mesh_impl(self)
-        windows = Windows(mesh_impl, *self.forward.windows)
+        windows = _KernelWindows(mesh_impl, *self.forward.windows)
         dtype = _gradient_dtype(mesh_impl, x)
-        visible = _seen(windows.with_halo(with_one_batch(lowering.slice(x))), self.forward.windows)
+        visible = windows.seen(lowering.slice(x))
         *rows, height, width, channels, filters = mesh_impl.slice_shape(output.shape)
 
         def of_images(inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -166,7 +160,7 @@ class ConvolutionFiltersGradOperation(GradientOperation):
                 input=inputs[0],
                 filter_sizes=[height, width, channels, filters],
                 out_backprop=inputs[1],
-                **_options(self.forward.windows, windows),
+                **windows.options,
             )
 
         images = tf.cast(visible, dtype), tf.cast(with_one_batch(lowering.slice(dy)), dtype)
@@ -184,54 +178,58 @@ def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
     return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
 
 
-def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]:
-    """Returns the attributes of all three kernels."""
-    strides = [window.stride // step for window, step in zip(sliding, _steps(sliding), strict=True)]
-    return {"strides": [1, *strides, 1], "padding": windows.padding}
+class _KernelWindows(Windows):
+    """The windows, and what TensorFlow's kernels see of a slice.
 
-
-def _steps(sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the strides, along height and width, at which `_seen` keeps rows and columns.
-
-    If windows have size 1, they read only one row or column per stride. `_seen` then removes the
+    If windows have size 1, they read only one row or column per stride. `seen` then removes the
     rows or columns that no window reads. This is faster than letting the kernels skip them. Also,
     oneDNN's gradient of strided 1x1 convolutions has crashed programs with several CPU devices.
+
+    Attributes:
+      options: the attributes of all three kernels.
     """
-    return [window.stride if window.size == 1 else 1 for window in sliding]
 
+    def __init__(self, mesh_impl: SpmdMeshImpl, height: Window, width: Window) -> None:
+        super().__init__(mesh_impl, height, width)
+        # The strides, along height and width, at which `seen` keeps rows and columns.
+        self._steps = [each.stride if each.size == 1 else 1 for each in (height, width)]
+        strides = height.stride // self._steps[0], width.stride // self._steps[1]
+        self.options = {"strides": [1, *strides, 1], "padding": self.padding}
 
-def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
-    """Removes the rows and columns of [batch, height, width, channels] that no window reads.
+    def seen(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the elements [batch, height, width, channels] that windows read, with the halo.
 
-    The tensor is reshaped to blocks of the stride's size, and the first element of each block is
-    kept. TensorFlow's strided slices take five times as long.
-    """
-    rows, columns = _steps(sliding)
-    if rows == columns == 1:
-        return x
-    batch, height, width, channels = _seen_shape(x.shape.as_list(), sliding)
-    x = _padded(x, 0, height * rows - x.shape[1], width * columns - x.shape[2], 0)
-    blocks = tf.reshape(x, [batch * height, rows, width, columns * channels])
-    return tf.reshape(blocks[:, 0, :, :channels], [batch, height, width, channels])
+        The tensor is reshaped to blocks of the stride's size, and the first element of each block
+        is kept. TensorFlow's strided slices take five times as long.
+        """
+        x, (rows, columns) = self.with_halo(with_one_batch(x)), self._steps
+        if rows == columns == 1:
+            return x
+        batch, height, width, channels = self.seen_shape(x.shape.as_list())
+        x = _padded(x, 0, height * rows - x.shape[1], width * columns - x.shape[2], 0)
+        blocks = tf.reshape(x, [batch * height, rows, width, columns * channels])
+        return tf.reshape(blocks[:, 0, :, :channels], [batch, height, width, channels])
 
+    def seen_shape(self, shape: list[int]) -> list[int]:
+        """Returns the shape of `seen(x)` from the shape of x with the halo."""
+        batch, height, width, channels = shape
+        return [batch, -(-height // self._steps[0]), -(-width // self._steps[1]), channels]
 
-def _seen_shape(shape: list[int], sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the shape of `_seen(x)` for an x of this shape."""
-    batch, height, width, channels = shape
-    rows, columns = _steps(sliding)
-    return [batch, -(-height // rows), -(-width // columns), channels]
+    def gradient(self, dx: tf.Tensor, shape: list[int]) -> tf.Tensor:
+        """Converts the gradient w.r.t. `seen(x)` to the gradient w.r.t. x.
 
-
-def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]) -> tf.Tensor:
-    """Converts the gradient w.r.t. `_seen(x)` to the gradient w.r.t. x, of shape `shape`."""
-    rows, columns = _steps(sliding)
-    if rows == columns == 1:
-        return dx
-    batch, height, width, channels = dx.shape
-    blocks = tf.reshape(dx, [batch * height, 1, width, channels])
-    blocks = _padded(blocks, 0, rows - 1, 0, (columns - 1) * channels)
-    dx = tf.reshape(blocks, [batch, height * rows, width * columns, channels])
-    return dx if dx.shape.as_list() == shape else dx[:, : shape[1], : shape[2]]
+        `shape` is the shape of x with the halo.
+        """
+        rows, columns = self._steps
+        if rows == columns == 1:
+            return self.without_halo(dx)
+        batch, height, width, channels = dx.shape
+        blocks = tf.reshape(dx, [batch * height, 1, width, channels])
+        blocks = _padded(blocks, 0, rows - 1, 0, (columns - 1) * channels)
+        dx = tf.reshape(blocks, [batch, height * rows, width * columns, channels])
+        if dx.shape.as_list() != shape:
+            dx = dx[:, : shape[1], : shape[2]]
+        return self.without_halo(dx)
 
 
 def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
