@@ -27,7 +27,8 @@ def kind_of(op: upstream.Operation) -> str:
     """Returns the kind of an operation's work.
 
     An einsum without a summed dimension is element-wise, an einsum of a single tensor is a copy,
-    and an einsum with a one-hot tensor may be a look-up. An operation with `matmul_flops` counts as a convolution unless it declares a kind.
+    and an einsum with a one-hot tensor may be a look-up. An operation with `matmul_flops` counts as
+    a convolution unless it declares a kind.
     """
     if isinstance(op, upstream.EinsumOperation):
         if len(op.inputs) < 2:

@@ -145,7 +145,7 @@ class ProjectedCrossEntropyOperation(Operation):
         taught = [] if teacher is None else teacher.inputs
         super().__init__([*inputs, *taught], name="projected_cross_entropy")
         x, table, targets, _, *bias = inputs
-        self.own_inputs = list(inputs)
+        self._num_own = len(inputs)
         self.teacher = teacher
         self._options = options
         self._soft_cap = soft_cap
@@ -208,69 +208,88 @@ class ProjectedCrossEntropyOperation(Operation):
         d_sum = grad_ys[0]
         if d_sum is None:
             return [None] * len(self.inputs)
-        x, table, _, _, *bias = self.own_inputs
+        x, table, _, _, *bias = self.inputs[: self._num_own]
         d_x, d_table, *d_bias = (
             ScaledGradientOperation(self, partial, d_sum, of.dtype).outputs[0]
             for partial, of in zip(self.outputs[2:], (x, table, *bias), strict=True)
         )
-        return [
-            d_x,
-            d_table,
-            None,
-            None,
-            *d_bias,
-            *[None] * len(self.inputs[len(self.own_inputs) :]),
-        ]
+        not_differentiable = [None] * len(self.inputs[self._num_own :])
+        return [d_x, d_table, None, None, *d_bias, *not_differentiable]
 
     def lower(self, lowering: Lowering) -> None:
-        x, _, targets, weights = self.inputs[:4]
+        (x, _, targets, weights), mesh_impl = self.inputs[:4], lowering.mesh_impl(self)
         kernel = _ChunkKernel(self, lowering)
         tokens = [
-            tf.reshape(lowering.masked_slice(x, [self._d_model]), [-1, kernel.width]),
+            kernel.student.rows,
             tf.reshape(tf.cast(lowering.slice(targets), tf.int32), [-1]),
             tf.reshape(tf.cast(lowering.slice(weights), tf.float32), [-1]),
-            *kernel.taught_tokens,
+            *(projection.rows for projection in kernel.teachers),
         ]
-        sums, d_x = kernel(tokens, self.chunk_rows(lowering.mesh_impl(self).layout))
+        sums, d_x = kernel(tokens, self.chunk_rows(mesh_impl.layout))
         over = targets.shape.dims
-        wanted = [self.outputs[i] for i in (0, 1)]
-        wanted += [y for y in self.outputs[3:] if lowering.users(y)]
+        wanted = [*self.outputs[:2], *(y for y in self.outputs[3:] if lowering.users(y))]
         for output, value in zip(wanted, sums, strict=True):
             lowering.set_partial_sum(output, value, over)
         if d_x is not None:
-            d_x = tf.reshape(d_x, lowering.mesh_impl(self).slice_shape(x.shape))
-            if lowering.mesh_impl(self).layout.exact_sums:
-                lowering.set_slice(self.outputs[2], kernel.summed_over_vocab(d_x))
+            d_x = tf.reshape(d_x, mesh_impl.slice_shape(x.shape))
+            if mesh_impl.layout.exact_sums:
+                axes = mesh_impl.axes_of([self._vocab])
+                d_x = mesh_impl.collectives.sum(d_x, axes)
+                lowering.set_slice(self.outputs[2], d_x)
             else:
                 lowering.set_partial_sum(self.outputs[2], d_x, [self._vocab])
 
 
+class _Projection:
+    """A processor's slices of the operands of logits, those of the student or of the teacher.
+
+    Attributes:
+      rows: [tokens, d_model].
+      table: [vocab, d_model].
+    """
+
+    def __init__(
+        self, lowering: Lowering, operands: Sequence[upstream.Tensor], soft_cap: float
+    ) -> None:
+        """Reads `operands`: x [..., d_model], table [vocab, d_model] and optionally bias."""
+        d_model = operands[1].shape.dims[1:]
+        x, self.table = (lowering.masked_slice(operand, d_model) for operand in operands[:2])
+        self.rows = tf.reshape(x, [-1, self.table.shape[1]])
+        self._biases = [lowering.slice(bias) for bias in operands[2:]]
+        mesh_impl = lowering.mesh_impl(operands[1])
+        self._collectives, self._axes = mesh_impl.collectives, mesh_impl.axes_of(d_model)
+        self._soft_cap = soft_cap
+
+    def logits(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the logits of some of the rows, [tokens, vocab]."""
+        logits = tf.matmul(rows, self.table, transpose_b=True)
+        logits = self._collectives.allreduce(logits, self._axes, "Add")
+        for bias in self._biases:
+            logits += bias
+        return tf.tanh(logits / self._soft_cap) * self._soft_cap if self._soft_cap else logits
+
+
 class _ChunkKernel:
-    """The computation of a processor, chunk by chunk."""
+    """The computation of a processor, chunk by chunk.
+
+    Attributes:
+      student: the operands of the logits.
+      teachers: those of the teacher, if there is one.
+    """
 
     def __init__(self, op: ProjectedCrossEntropyOperation, lowering: Lowering) -> None:
-        _, table, _, _, *bias = op.own_inputs
-        vocab, d_model = table.shape.dims
-        mesh_impl = lowering.mesh_impl(op)
+        (x, table, _, _, *bias), self._teacher = op.inputs[: op._num_own], op.teacher
+        self.student = _Projection(lowering, [x, table, *bias], op._soft_cap)
+        self.teachers: list[_Projection] = []
+        if op.teacher is not None:
+            taught = op.inputs[op._num_own :]
+            self.teachers = [_Projection(lowering, taught, op.teacher.soft_cap)]
+        mesh_impl, vocab = lowering.mesh_impl(op), op._vocab
         self._collectives = mesh_impl.collectives
-        self._table = lowering.masked_slice(table, [d_model])
-        self._bias = [lowering.slice(b) for b in bias]
         self._softmax = SlicedSoftmax(lowering, mesh_impl, vocab, op._options)
         self._soft_cap = op._soft_cap
         self._needs = [bool(lowering.users(y)) for y in op.outputs[2:]]
-        self._axes = mesh_impl.axes_of([d_model])
-        self._teacher = op.teacher
-        self.taught_tokens: list[tf.Tensor] = []
-        if op.teacher is not None:
-            own = op.teacher.x.shape.dims[-1:]
-            x, self._taught_table = (
-                lowering.masked_slice(each, own) for each in (op.teacher.x, op.teacher.table)
-            )
-            self.taught_tokens = [tf.reshape(x, [-1, self._taught_table.shape[1]])]
-            self._taught_bias = [lowering.slice(b) for b in op.teacher.inputs[2:]]
-        self._vocab_axes = mesh_impl.axes_of([vocab])
         _, self._vocab_parts = lowering.parts_of(vocab)
-        self.width = self._table.shape[1]
 
     def __call__(
         self, tokens: list[tf.Tensor], rows: int
@@ -287,7 +306,8 @@ class _ChunkKernel:
             )
             for t in tokens
         ]
-        d_xs = tf.TensorArray(tokens[0].dtype, count, element_shape=[rows, self.width])
+        width = tokens[0].shape[1]
+        d_xs = tf.TensorArray(tokens[0].dtype, count, element_shape=[rows, width])
 
         def body(i: tf.Tensor, sums: list[tf.Tensor], d_xs: tf.TensorArray) -> tuple:
             with shared_constants(), self._collectives.repeated(count):
@@ -304,32 +324,22 @@ class _ChunkKernel:
         )
         if not self._needs[0]:
             return sums, None
-        return sums, tf.reshape(d_xs.stack(), [-1, self.width])[:number]
+        return sums, tf.reshape(d_xs.stack(), [-1, width])[:number]
 
     def _zeros(self) -> list[tf.Tensor]:
-        vocab, width = self._table.shape
+        vocab, width = self.student.table.shape
         learned = [tf.zeros(shape) for shape in ([vocab, width], [vocab])]
         needed = [zero for zero, needs in zip(learned, self._needs[1:], strict=False) if needs]
         return [tf.zeros([]), tf.zeros([]), *needed]
 
-    def _logits(
-        self, x: tf.Tensor, table: tf.Tensor, biases: Sequence[tf.Tensor], soft_cap: float
-    ) -> tf.Tensor:
-        logits = tf.matmul(x, table, transpose_b=True)
-        logits = self._collectives.allreduce(logits, self._axes, "Add")
-        for bias in biases:
-            logits += bias
-        return tf.tanh(logits / soft_cap) * soft_cap if soft_cap else logits
-
     def _chunk(
         self, x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor, *taught_xs: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        logits = self._logits(x, self._table, self._bias, self._soft_cap)
+        logits = self.student.logits(x)
         losses = self._softmax.losses(logits, targets)
         loss, label_weights, teacher = losses.loss, weights, self._teacher
         if teacher is not None:
-            (taught_x,) = taught_xs
-            taught = self._logits(taught_x, self._taught_table, self._taught_bias, teacher.soft_cap)
+            taught = self.teachers[0].logits(*taught_xs)
             kl, d_kl = self._softmax.divergence(
                 logits, taught, teacher.temperature, teacher.classes
             )
@@ -352,12 +362,11 @@ class _ChunkKernel:
         sums += [of() for of, needed in zip(gradients, needs, strict=False) if needed]
         if not needs_x:
             return sums, None
-        factors = tf.split(d_logits, self._vocab_parts, 1), tf.split(self._table, self._vocab_parts)
+        factors = (
+            tf.split(d_logits, self._vocab_parts, 1),
+            tf.split(self.student.table, self._vocab_parts),
+        )
         return sums, tree_sum([tf.matmul(*part) for part in zip(*factors, strict=True)])
-
-    def summed_over_vocab(self, d_x: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the processors' parts of a gradient, with `exact_sums`."""
-        return self._collectives.sum(d_x, self._vocab_axes)
 
 
 class ScaledGradientOperation(Operation):

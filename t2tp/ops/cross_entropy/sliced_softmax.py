@@ -54,7 +54,6 @@ class SlicedSoftmax:
         """Prepares the slice of the classes `dim`."""
         self._lowering = lowering
         self._options = options
-        self._size = dim.size
         self._dim = dim
         self._mesh_impl = mesh_impl
         self._slice_size = mesh_impl.slice_shape(upstream.Shape([dim]))[0]
@@ -83,16 +82,16 @@ class SlicedSoftmax:
         local_sums = self._lowering.compiled(sums)(flat, highest, self._local(targets))
         total, at_target, *shifted_sum = tf.unstack(self._collectives.sum(local_sums, self._axes))
         # Without the NaN, a target that is in no processor's slice would get a plausible loss.
-        is_class = tf.logical_and(targets >= 0, targets < self._size)
+        is_class = tf.logical_and(targets >= 0, targets < self._dim.size)
         log_total = tf.where(is_class, tf.math.log(total), math.nan)
         log_z = log_total + highest
         nll = loss = log_total - at_target
         if self._options.z_loss:
             loss += self._options.z_loss * tf.square(log_z)
         if smoothing:
-            per_class = smoothing / (self._size - 1)
-            loss -= per_class * (shifted_sum[0] - self._size * at_target)
-            loss -= _entropy(smoothing, self._size)
+            per_class = smoothing / (self._dim.size - 1)
+            loss -= per_class * (shifted_sum[0] - self._dim.size * at_target)
+            loss -= _entropy(smoothing, self._dim.size)
         return Losses(loss, nll, log_z)
 
     def gradient(
@@ -100,7 +99,7 @@ class SlicedSoftmax:
     ) -> tf.Tensor:
         """Computes the gradient w.r.t. the logits, from the gradient w.r.t. the loss [tokens]."""
         z_loss, smoothing = self._options.z_loss, self._options.label_smoothing
-        per_class = smoothing / max(self._size - 1, 1)  # The probability of each other class.
+        per_class = smoothing / max(self._dim.size - 1, 1)  # The probability of each other class.
 
         def gradient(
             logits: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor, local: tf.Tensor
