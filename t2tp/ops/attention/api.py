@@ -1,5 +1,6 @@
 """Scaled dot-product attention."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -96,7 +97,12 @@ def attention(
       LayoutError: (when the program is built) the layout splits `d_kv`, `d_v` or the buckets of the
         bias.
     """
-    _check_shapes(q, k, v)
+    if q.shape.ndims < 3 or k.shape.ndims < 3:
+        raise ValueError(
+            f"attention: q {q.shape} must be [batch..., heads, length, d_kv], and k {k.shape}"
+            f" [batch..., kv_heads, memory_length, d_kv]."
+        )
+    check_operands(q, k, v, q.shape.dims[:-3])
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
     if (causal or window is not None) and length.size != memory.size:
         raise ValueError(
@@ -138,22 +144,20 @@ def attention(
     return AttentionOperation([q, k, v, *extras.values()], options).outputs[0]
 
 
-def _check_shapes(q: upstream.Tensor, k: upstream.Tensor, v: upstream.Tensor) -> None:
+def check_operands(
+    q: upstream.Tensor, k: upstream.Tensor, v: upstream.Tensor, batch: Sequence[upstream.Dimension]
+) -> None:
+    """Checks that keys and values fit queries [batch..., heads, ..., d_kv]."""
     if k.shape.dims[:-1] != v.shape.dims[:-1]:
         raise ValueError(
             f"attention: k {k.shape} and v {v.shape} must have the same dimensions except the last."
         )
-    if q.shape.ndims < 3 or k.shape.ndims < 3:
+    if k.shape.dims[:-3] != batch or q.shape.dims[-1] != k.shape.dims[-1]:
         raise ValueError(
-            f"attention: q {q.shape} must be [batch..., heads, length, d_kv], and k {k.shape}"
-            f" [batch..., kv_heads, memory_length, d_kv]."
+            f"attention: q {q.shape} and k {k.shape} must have the same batch dimensions (all of"
+            " k's but the last three) and the same last dimension."
         )
-    if q.shape.dims[:-3] != k.shape.dims[:-3] or q.shape.dims[-1] != k.shape.dims[-1]:
-        raise ValueError(
-            f"attention: q {q.shape} and k {k.shape} must have the same batch dimensions (all but"
-            " the last three) and the same last dimension."
-        )
-    heads, kv_heads = q.shape.dims[-3], k.shape.dims[-3]
+    heads, kv_heads = q.shape.dims[len(batch)], k.shape.dims[-3]
     if heads.size % kv_heads.size:
         raise ValueError(
             f"attention: the size of k's {kv_heads} must divide the size of q's {heads}, so that"

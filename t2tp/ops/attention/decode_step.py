@@ -11,7 +11,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation, dims_of
 from t2tp.lowering.signature import ALL, Signature
 from t2tp.mesh.collectives import Collectives
-from t2tp.ops.attention.api import RelativeBias, check_sinks
+from t2tp.ops.attention.api import RelativeBias, check_operands, check_sinks
 from t2tp.ops.attention.blocks import query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.attention.relative_bias import distance_buckets
@@ -57,15 +57,8 @@ def attention_step(
       ValueError: shapes do not match, or window or bias are given without positions.
     """
     batch = q.shape.dims[:-2]
-    is_alike = k.shape.dims[:-1] == v.shape.dims[:-1] and k.shape.dims[-1] == q.shape.dims[-1]
-    if not is_alike or k.shape.dims[:-3] != batch:
-        raise ValueError(
-            f"attention_step: k {k.shape} and v {v.shape} must be [batch..., kv_heads,"
-            f" memory_length, d_kv or d_v], with batch and d_kv of q {q.shape}."
-        )
-    heads, (kv_heads, memory) = q.shape.dims[-2], k.shape.dims[-3:-1]
-    if heads.size % kv_heads.size:
-        raise ValueError(f"attention_step: the size of {kv_heads} must divide the size of {heads}.")
+    check_operands(q, k, v, batch)
+    heads, memory = q.shape.dims[-2], k.shape.dims[-2]
     if positions is None and (window is not None or relative_bias is not None):
         raise ValueError("attention_step: a window and a bias need the positions of the queries.")
     if sinks is not None:
@@ -73,9 +66,8 @@ def attention_step(
     for name, x, dims in (("positions", positions, batch), ("is_seen", is_seen, [*batch, memory])):
         if x is not None and x.shape.dims != dims:
             raise ValueError(f"attention_step: {name} {x.shape} must be {dims}.")
-    table, max_distance = None, 0
-    if relative_bias is not None:
-        table, max_distance = relative_bias.table, relative_bias.max_distance
+    table = relative_bias.table if relative_bias else None
+    max_distance = relative_bias.max_distance if relative_bias else 0
     extras = {"positions": positions, "is_seen": is_seen, "bias_table": table, "sinks": sinks}
     extras = {name: x for name, x in extras.items() if x is not None}
     (y,) = AttentionStepOperation([q, k, v], extras, window, max_distance, soft_cap).outputs
