@@ -59,65 +59,64 @@ HALVES = ("rows:2", "height:rows")
 QUARTERS = ("rows:4", "height:rows")
 
 
-@pytest.mark.parametrize(
-    ("op", "shapes", "mesh", "moved"),
-    [
-        # Each processor sends only the total of its slice.
-        (
-            lambda x: mtf.cumsum(x, x.shape.dims[0]), {"x": "b:8;c:3"}, ("x:4", "b:x"),
-            {("allgather", "x"): (1, 3 * 4)},
-        ),
-        # A sum that is cast to a wider dtype is reduced in that dtype.
-        (
-            lambda x: mtf.cast(total(mtf.cast(x, tf.bfloat16)), tf.float32),
-            {"x": "a:8;b:3"}, ("x:8", "a:x"), {("allreduce", "x"): (1, 3 * 4)},
-        ),
-        # With a split vocabulary, three numbers per token are all-reduced; with smoothing, also the
-        # sum of the token's logits.
-        (loss(), TOKENS, ("model:4", "vocab:model"), {("allreduce", "model"): (2, 3 * 8 * 4 * 4)}),
-        (
-            loss(z_loss=1e-4, label_smoothing=0.1), TOKENS, ("model:4", "vocab:model"),
-            {("allreduce", "model"): (2, 4 * 8 * 4 * 4)},
-        ),
-        # Norms: two numbers per channel, or per token, forward and backward.
-        (
-            d_batch_norm, IMAGE, ("data:2;rows:2", "batch:data;height:rows"),
-            {
-                ("allgather", "data+rows"): (1, 2 * 8 * 4),
-                ("allreduce", "data+rows"): (1, 2 * 8 * 4),
-            },
-        ),
-        (
-            d_layer_norm, SENTENCE, ("model:4", "d:model"),
-            {
-                ("allgather", "model"): (1, 2 * 8 * 4 * 4),
-                ("allreduce", "model"): (1, 2 * 8 * 4 * 4),
-            },
-        ),
-        # A convolution sends a row to each neighbour, here for the gradient of its filters.
-        (
-            d_filters, FILTERED, QUARTERS,
-            {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
-        ),
-        (
-            d_filters, FILTERED, HALVES,
-            {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
-        ),
-        (d_filters, POINTS, QUARTERS, {("allreduce", "rows"): (1, 4 * 6 * 4)}),
-        # Attention in blocks of 3 sends one block of keys and one of values.
-        (
-            lambda q, k, v: local_attention(q, k, v, q.shape.dims[1:2], [3]),
-            dict.fromkeys("qkv", "batch:2;length:24;d_kv:4"), ("all:2", "length:all"),
-            {("permute", "all"): (2, 2 * 2 * 3 * 4 * 4)},
-        ),
-    ],
-    ids=[
-        "cumsum", "cast", "loss", "loss with smoothing", "batch norm", "layer norm",
-        "convolution of quarters", "convolution of halves", "convolution of points",
-        "local attention",
-    ],
-)  # fmt: skip
-def test_what_moves(op, shapes, mesh, moved):
+# Operation, shapes, mesh and layout, and the collectives.
+MOVED = {
+    # Each processor sends only the total of its slice.
+    "cumsum": (
+        lambda x: mtf.cumsum(x, x.shape.dims[0]), {"x": "b:8;c:3"}, ("x:4", "b:x"),
+        {("allgather", "x"): (1, 3 * 4)},
+    ),
+    # A sum that is cast to a wider dtype is reduced in that dtype.
+    "cast": (
+        lambda x: mtf.cast(total(mtf.cast(x, tf.bfloat16)), tf.float32),
+        {"x": "a:8;b:3"}, ("x:8", "a:x"), {("allreduce", "x"): (1, 3 * 4)},
+    ),
+    # With a split vocabulary, three numbers per token are all-reduced; with smoothing, also the
+    # sum of the token's logits.
+    "loss": (
+        loss(), TOKENS, ("model:4", "vocab:model"), {("allreduce", "model"): (2, 3 * 8 * 4 * 4)}
+    ),
+    "loss with smoothing": (
+        loss(z_loss=1e-4, label_smoothing=0.1), TOKENS, ("model:4", "vocab:model"),
+        {("allreduce", "model"): (2, 4 * 8 * 4 * 4)},
+    ),
+    # Norms: two numbers per channel, or per token, forward and backward.
+    "batch norm": (
+        d_batch_norm, IMAGE, ("data:2;rows:2", "batch:data;height:rows"),
+        {
+            ("allgather", "data+rows"): (1, 2 * 8 * 4),
+            ("allreduce", "data+rows"): (1, 2 * 8 * 4),
+        },
+    ),
+    "layer norm": (
+        d_layer_norm, SENTENCE, ("model:4", "d:model"),
+        {
+            ("allgather", "model"): (1, 2 * 8 * 4 * 4),
+            ("allreduce", "model"): (1, 2 * 8 * 4 * 4),
+        },
+    ),
+    # A convolution sends a row to each neighbour, here for the gradient of its filters.
+    "convolution of quarters": (
+        d_filters, FILTERED, QUARTERS,
+        {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
+    ),
+    "convolution of halves": (
+        d_filters, FILTERED, HALVES,
+        {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
+    ),
+    "convolution of points": (d_filters, POINTS, QUARTERS, {("allreduce", "rows"): (1, 4 * 6 * 4)}),
+    # Attention in blocks of 3 sends one block of keys and one of values.
+    "local attention": (
+        lambda q, k, v: local_attention(q, k, v, q.shape.dims[1:2], [3]),
+        dict.fromkeys("qkv", "batch:2;length:24;d_kv:4"), ("all:2", "length:all"),
+        {("permute", "all"): (2, 2 * 2 * 3 * 4 * 4)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_moves(name):
+    op, shapes, mesh, moved = MOVED[name]
     assert collectives(op, shapes, *mesh) == moved
 
 

@@ -51,7 +51,7 @@ def make_inputs(
     if options.get("segments"):
         rows = SEGMENTS[np.arange(batch) % 4]
         inputs["segments"] = (f"batch:{batch};length:{length}", spread(rows, length))
-        if memory is not None:
+        if memory is not None and options.get("own_segments", True):
             theirs = np.minimum(spread(rows, memory), 2)
             inputs["memory_segments"] = (f"batch:{batch};memory:{memory}", theirs)
     if options.get("bias"):
@@ -66,27 +66,15 @@ def spread(rows, length):
     return rows[:, np.arange(length) * 6 // length]
 
 
-def make_ours(
-    method=None, dropout_rate=0.0, causal=False, window=None, soft_cap=0.0, block_size=4, **_
-):
+def make_ours(method=None, block_size=4, **options):
     """Returns our attention, with blocks so small that most short lengths have a partial block."""
+    names = {"causal", "window", "soft_cap", "dropout_rate"} & set(options)
+    options = {name: options[name] for name in names}
 
-    def ours(q, k, v, segments=None, memory_segments=None, table=None, sinks=None):
-        return attention(
-            q,
-            k,
-            v,
-            causal=causal,
-            window=window,
-            segments=segments,
-            memory_segments=memory_segments,
-            relative_bias=None if table is None else RelativeBias(table, MAX_DISTANCE),
-            soft_cap=soft_cap,
-            sinks=sinks,
-            dropout_rate=dropout_rate,
-            method=method,
-            block_size=block_size,
-        )
+    def ours(q, k, v, table=None, **tensors):
+        bias = None if table is None else RelativeBias(table, MAX_DISTANCE)
+        fixed = {"relative_bias": bias, "method": method, "block_size": block_size}
+        return attention(q, k, v, **tensors, **fixed, **options)
 
     return ours
 

@@ -47,21 +47,17 @@ def composed_attention(*, causal=False, window=None, max_distance=0, soft_cap=0.
 
 def seen(shape, segments, memory_segments, causal, window) -> np.ndarray:
     """Returns whether each query attends to each key: [b, 1, t, m], 1.0 or 0.0."""
-    batch, _, length, memory_length = shape
-    # NumPy arrays, because reading an element of a TensorFlow tensor takes half a millisecond.
-    ours = None if segments is None else np.asarray(segments)
-    theirs = ours if memory_segments is None else np.asarray(memory_segments)
-    result = np.zeros([batch, 1, length, memory_length])
-    for b in range(batch):
-        for t in range(length):
-            for m in range(memory_length):
-                is_seen = not causal or m <= t
-                if window is not None:
-                    is_seen &= t - m < window and m - t < window
-                if ours is not None:
-                    is_seen &= bool(ours[b, t] == theirs[b, m])
-                result[b, 0, t, m] = is_seen
-    return result
+    query, key = np.ogrid[: shape[2], : shape[3]]
+    is_seen = np.ones([shape[0], 1, *shape[2:]], bool)
+    if causal:
+        is_seen &= key <= query
+    if window is not None:
+        is_seen &= abs(query - key) < window
+    if segments is not None:
+        ours = np.asarray(segments)
+        theirs = ours if memory_segments is None else np.asarray(memory_segments)
+        is_seen &= ours[:, None, :, None] == theirs[:, None, None, :]
+    return is_seen.astype(np.float64)
 
 
 def bucket(distance: int, buckets: int, max_distance: int, both_ways: bool) -> int:

@@ -142,12 +142,8 @@ LAID_OUT = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("operation", "mesh_shape", "layout", "method"), LAID_OUT)
 def test_any_layout_gives_the_composed_value_and_gradients(operation, mesh_shape, layout, method):
-    options = dict(CASES[operation][0])
-    has_own_segments = options.pop("own_segments", True)
-    inputs = make_inputs(**options)
-    if not has_own_segments:
-        del inputs["memory_segments"]
-    ours = make_ours(method, **options)
+    options = CASES[operation][0]
+    inputs, ours = make_inputs(**options), make_ours(method, **options)
     values = with_gradients(ours, inputs, mesh_shape, layout, program_type=DoubleProgram)
     # Constants of the graph, such as the scale of the scores, are float32.
     assert_close(values, in_float64(make_composed(**options), inputs), 5e-7)

@@ -7,9 +7,10 @@ import tensorflow as tf
 import t2tp
 from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.attention.decode_step import attention_step
+from tests.ops.attention.attention_cases import MAX_DISTANCE, make_inputs
 from tests.ops.attention.composed_attention import composed_attention
 
-LENGTH, MAX_DISTANCE = 9, 8
+LENGTH = 9
 POSITIONS = np.array([0, 8, 4, 5])
 LAYOUTS = [
     ("", ""),
@@ -23,13 +24,8 @@ OPTIONS = {"full": {}, "window": {"window": 3}, "bias": {"max_distance": MAX_DIS
 
 
 def make(kv_heads, beam=1):
-    generator = np.random.default_rng(0)
-    return {
-        "q": generator.normal(size=[4 * beam, 4, LENGTH, 8]),
-        "k": generator.normal(size=[4 * beam, kv_heads, LENGTH, 8]),
-        "v": generator.normal(size=[4 * beam, kv_heads, LENGTH, 8]),
-        "table": generator.normal(size=[4, 8]),
-    }
+    inputs = make_inputs(batch=4 * beam, length=LENGTH, kv_heads=kv_heads, bias=True)
+    return {name: array for name, (_, array) in inputs.items()}
 
 
 def program(

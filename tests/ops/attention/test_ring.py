@@ -51,10 +51,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_one_device(name):
     mesh_shape, layout, options, sizes = CASES[name]
-    inputs = make_inputs(batch=2, d_kv=4, **{"heads": 4, **sizes}, **options)
-    options = dict(options)
-    if not options.pop("own_segments", True):
-        del inputs["memory_segments"]
+    inputs = make_inputs(batch=2, d_kv=4, **sizes, **options)
     ours = make_ours("ring", block_size=2, **options)
     values = with_gradients(ours, inputs, mesh_shape, layout, program_type=DoubleProgram)
     wanted = with_gradients(make_ours("dense", **options), inputs, program_type=DoubleProgram)

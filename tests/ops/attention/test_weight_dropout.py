@@ -5,7 +5,7 @@ import pytest
 
 from t2tp import mtf
 from tests.cases import in_turn
-from tests.ops.attention.attention_cases import METHODS, make_ours
+from tests.ops.attention.attention_cases import METHODS, make_inputs, make_ours
 from tests.ops.attention.composed_attention import composed_attention
 from tests.ops.on_mesh import _weights, assert_close, in_float64, with_gradients
 
@@ -21,17 +21,11 @@ MESHES = [
 ]
 
 
-def make_inputs(length=LENGTH):
-    random = np.random.default_rng(0)
-    shape = f"batch:4;heads:4;length:{length};d_kv:{length}"
-    return {name: (shape, random.normal(size=(4, 4, length, length))) for name in "qkv"}
-
-
 def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, recompute=False, **call):
     """Returns which weights are kept: the values are identity matrices, so outputs are weights."""
-    inputs = make_inputs(length)
+    inputs = make_inputs(length=length, d_kv=length)
     inputs["v"] = (inputs["v"][0], np.broadcast_to(np.eye(length), inputs["v"][1].shape))
-    ours = make_ours(method, RATE)
+    ours = make_ours(method, dropout_rate=RATE)
 
     def again(q, k, v):
         return mtf.recompute_grad(ours, [q, k, v])
@@ -57,9 +51,9 @@ def test_any_mesh_drops_the_same(mesh_shape, layout, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", ["batch:data;heads:model", "batch:data;length:model"])
 def test_values_and_gradients_are_those_of_what_is_kept(layout, method):
-    inputs = make_inputs()
+    inputs = make_inputs(length=LENGTH, d_kv=LENGTH)
     kept = kept_weights() / (1 - round(RATE * 2**16) / 2**16)
-    values = with_gradients(make_ours(method, RATE), inputs, "data:2;model:2", layout)
+    values = with_gradients(make_ours(method, dropout_rate=RATE), inputs, "data:2;model:2", layout)
     assert_close(values, in_float64(composed_attention(kept=kept), inputs), 3e-6)
 
 
