@@ -241,7 +241,7 @@ class ProjectedCrossEntropyOperation(Operation):
 
 
 class _Projection:
-    """A processor's slices of the operands of logits, those of the student or of the teacher.
+    """The slices of the operands of the student's or the teacher's logits.
 
     Attributes:
       rows: [tokens, d_model].
@@ -274,7 +274,7 @@ class _ChunkKernel:
 
     Attributes:
       student: the operands of the logits.
-      teachers: those of the teacher, if there is one.
+      teachers: the operands of the teacher's logits, if there is a teacher.
     """
 
     def __init__(self, op: ProjectedCrossEntropyOperation, lowering: Lowering) -> None:
