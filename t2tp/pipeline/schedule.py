@@ -7,6 +7,7 @@ message arrives at the end of a tick and can be read in any later tick.
 """
 
 import enum
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,27 +74,20 @@ class Schedule:
         """Returns the tick of each (stage, entry)."""
         return {(stage, entry): tick for tick, stage, entry in self.entries()}
 
-    def next_place(self, stage: int, chunk: int) -> tuple[int, int] | None:
-        """Returns the (stage, chunk) of a microbatch's next forward pass; None if there is none."""
-        if stage + 1 < self.stages:
-            return stage + 1, chunk
-        return (0, chunk + 1) if chunk + 1 < self.chunks else None
-
     def requirement(self, stage: int, entry: TickWork) -> tuple[int, TickWork] | None:
         """Returns the (stage, entry) from which an entry receives its input; None if there is none.
 
         Within a stage and chunk, the order must also be F, B, W. `check` checks this order.
         """
-        action, microbatch, chunk = entry
-        if action is Action.FORWARD:
-            if stage or chunk:
-                before = (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)
-                return before[0], TickWork(action, microbatch, before[1])
+        if entry.action is Action.WEIGHTS:
             return None
-        after = self.next_place(stage, chunk)
-        if action is Action.BACKWARD and after is not None:
-            return after[0], TickWork(action, microbatch, after[1])
-        return None
+        # A forward pass visits all stages with chunk 0, then all stages with chunk 1, and so on.
+        place = entry.chunk * self.stages + stage
+        place += -1 if entry.action is Action.FORWARD else 1
+        if not 0 <= place < self.stages * self.chunks:
+            return None
+        chunk, sender = divmod(place, self.stages)
+        return sender, entry._replace(chunk=chunk)
 
     def check(self) -> None:
         """Checks that the table trains, or evaluates, each microbatch once.
@@ -103,7 +97,6 @@ class Schedule:
             not in an earlier tick.
         """
         at: dict[tuple[int, TickWork], int] = {}
-        splits = self.splits_backward
         for tick, stage, entry in self.entries():
             what = f"stage {stage} has {entry} at tick {tick}"
             if not (0 <= entry.microbatch < self.microbatches and 0 <= entry.chunk < self.chunks):
@@ -118,24 +111,25 @@ class Schedule:
                 needed.append((stage, entry._replace(action=Action.FORWARD)))
             if entry.action is Action.WEIGHTS:
                 needed.append((stage, entry._replace(action=Action.BACKWARD)))
-            for requirement in needed:
-                if requirement is not None and requirement not in at:
+            for requirement in filter(None, needed):
+                if requirement not in at:
                     raise ScheduleError(
                         f"{what}, before {requirement[1]} of stage {requirement[0]}, which it needs"
                     )
+                if at[requirement] == tick:
+                    raise ScheduleError(
+                        f"{what}, the tick at which another stage computes its input"
+                    )
             at[stage, entry] = tick
-            own = {place for place, when in at.items() if when == tick}
-            if any(requirement in own for requirement in needed):
-                raise ScheduleError(f"{what}, the tick at which another stage computes its input")
         actions = [Action.FORWARD, *([Action.BACKWARD] if self.trains else [])]
-        actions += [Action.WEIGHTS] if splits else []
-        for stage in range(self.stages):
-            for action in actions:
-                for microbatch in range(self.microbatches):
-                    for chunk in range(self.chunks):
-                        entry = TickWork(action, microbatch, chunk)
-                        if (stage, entry) not in at:
-                            raise ScheduleError(f"stage {stage} never has {entry}")
+        actions += [Action.WEIGHTS] if self.splits_backward else []
+        expected = itertools.product(
+            range(self.stages), actions, range(self.microbatches), range(self.chunks)
+        )
+        for stage, action, microbatch, chunk in expected:
+            entry = TickWork(action, microbatch, chunk)
+            if (stage, entry) not in at:
+                raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
         """Returns, per stage, the max number of microbatches whose activations are in memory.

@@ -11,8 +11,7 @@ Parallelism" (arXiv:2401.10241), ZB-H1.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from t2tp import registry
 from t2tp.pipeline.schedule import Action, Schedule, ScheduleError, TickWork
@@ -70,42 +69,7 @@ def lowered_schedule(splits_backward: bool) -> str:
 def forward_schedule(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
     """Returns the schedule of an evaluation: forward passes only."""
     order = _forward_order(stages, microbatches, chunks)
-    return _in_order([order] * stages, microbatches, chunks, trains=False)
-
-
-def read_schedule(path: str, stages: int, microbatches: int, chunks: int) -> Schedule:
-    """Reads a table with a line per tick and a column per stage; its cells are like `F0` or `W3.1`.
-
-    `F`, `B` and `W` are the forward pass, the backward pass and the gradients of the weights.
-    `W3.1` is for microbatch 3 and chunk 1.
-
-    Raises:
-      ScheduleError: the file cannot be read, or its table is not a valid schedule for these numbers
-        of stages, microbatches and chunks.
-    """
-    rows = []
-    for number, line in enumerate(_lines(path), 1):
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != stages:
-            raise ScheduleError(
-                f"{path}, line {number} has {len(cells)} columns, and the pipeline {stages} stages"
-            )
-        rows.append(tuple(_cell(cell, f"{path}, line {number}") for cell in cells))
-    if not rows:
-        raise ScheduleError(f"{path} is empty")
-    schedule = Schedule(tuple(rows), microbatches, chunks)
-    try:
-        schedule.check()
-    except ScheduleError as error:
-        raise ScheduleError(f"{path}: {error}") from error
-    return schedule
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return read_text(path, _MAX_BYTES).splitlines()
-    except (OSError, InvalidFileError) as error:
-        raise ScheduleError(f"pipeline_schedule={path} cannot be read: {error}") from error
+    return _fill_table([order] * stages, microbatches, chunks, trains=False)
 
 
 def _cell(text: str, where: str) -> TickWork | None:
@@ -136,43 +100,48 @@ def _backward_order(stages: int, microbatches: int, chunks: int) -> list[TickWor
     ]
 
 
-def _in_order(
-    orders: Sequence[Sequence[TickWork]], microbatches: int, chunks: int, trains: bool = True
-) -> Schedule:
-    """Fills a table in which each stage runs its entries in a fixed order."""
-    left = [list(order) for order in orders]
-
-    def first(stage: int, is_ready: Callable[[TickWork], bool]) -> TickWork | None:
-        if left[stage] and is_ready(left[stage][0]):
-            return left[stage].pop(0)
-        return None
-
-    return _fill_table(first, len(orders), microbatches, chunks, lambda: any(left), trains)
-
-
 def _fill_table(
-    choose: Callable[[int, Callable[[TickWork], bool]], TickWork | None],
-    stages: int,
+    orders: Sequence[Sequence[TickWork]],
     microbatches: int,
     chunks: int,
-    has_entries_left: Callable[[], bool],
+    *,
     trains: bool = True,
+    limit: int | None = None,
 ) -> Schedule:
-    """Fills a table tick by tick.
+    """Fills a table tick by tick. Each stage runs its entries in the order given by `orders`.
 
-    `choose` is called with a stage and a test whether an entry can run. It returns the entry that
-    the stage runs in this tick, or None.
+    With `limit`, each backward pass leaves an entry for the gradients of the weights. The stage
+    runs these entries when it would wait: for a message, or because it saves the activations of
+    `limit` forward passes.
     """
     rows: list[tuple[TickWork | None, ...]] = []
     done: set[tuple[int, TickWork]] = set()
-    empty = Schedule(((None,) * stages,), microbatches, chunks, trains)
+    empty = Schedule(((None,) * len(orders),), microbatches, chunks, trains)
+    left = [list(order) for order in orders]
+    deferred: list[list[TickWork]] = [[] for _ in orders]
+    alive = [0] * len(orders)
 
-    def is_ready(stage: int, entry: TickWork) -> bool:
+    def can_run(stage: int, entry: TickWork) -> bool:
+        if entry.action is Action.FORWARD and alive[stage] == limit:
+            return False
         requirement = empty.requirement(stage, entry)
         return requirement is None or requirement in done
 
-    while has_entries_left():
-        row = [choose(stage, partial(is_ready, stage)) for stage in range(stages)]
+    def choose(stage: int) -> TickWork | None:
+        if left[stage] and can_run(stage, left[stage][0]):
+            entry = left[stage].pop(0)
+            if limit is not None and entry.action is Action.FORWARD:
+                alive[stage] += 1
+            elif limit is not None:
+                deferred[stage].append(entry._replace(action=Action.WEIGHTS))
+            return entry
+        if deferred[stage]:
+            alive[stage] -= 1
+            return deferred[stage].pop(0)
+        return None
+
+    while any(left) or any(deferred):
+        row = [choose(stage) for stage in range(len(orders))]
         if not any(row):
             raise ScheduleError(f"stages wait for each other after {len(rows)} ticks")
         done |= {(stage, entry) for stage, entry in enumerate(row) if entry is not None}
@@ -204,7 +173,7 @@ class PipelineSchedule:
     def table(self, stages: int, microbatches: int, chunks: int) -> Schedule:
         """Returns the table of the schedule for all stages."""
         orders = [self.order(stage, stages, microbatches, chunks) for stage in range(stages)]
-        return _in_order(orders, microbatches, chunks)
+        return _fill_table(orders, microbatches, chunks)
 
     @property
     def splits_backward(self) -> bool:
@@ -213,19 +182,52 @@ class PipelineSchedule:
 
 
 class _ScheduleFile(PipelineSchedule):
-    """The table in a `.csv` file."""
+    """A `.csv` file: a line per tick, and a column per stage with cells such as `F0` or `W3.1`.
+
+    `F`, `B` and `W` are the forward pass, the backward pass and the gradients of the weights.
+    `W3.1` is for microbatch 3 and chunk 1.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def table(self, stages: int, microbatches: int, chunks: int) -> Schedule:
-        """Reads the table, which is for these numbers only."""
-        return read_schedule(self._path, stages, microbatches, chunks)
+        """Reads the table.
+
+        Raises:
+          ScheduleError: the file cannot be read, or its table is not a valid schedule for these
+            numbers of stages, microbatches and chunks.
+        """
+        rows = []
+        for number, line in enumerate(self._text().splitlines(), 1):
+            where = f"{self._path}, line {number}"
+            cells = [cell.strip() for cell in line.split(",")]
+            if len(cells) != stages:
+                raise ScheduleError(
+                    f"{where} has {len(cells)} columns, and the pipeline {stages} stages"
+                )
+            rows.append(tuple(_cell(cell, where) for cell in cells))
+        if not rows:
+            raise ScheduleError(f"{self._path} is empty")
+        schedule = Schedule(tuple(rows), microbatches, chunks)
+        try:
+            schedule.check()
+        except ScheduleError as error:
+            raise ScheduleError(f"{self._path}: {error}") from error
+        return schedule
 
     @property
     def splits_backward(self) -> bool:
         """Whether the table has entries such as `W0`."""
-        return Action.WEIGHTS.value in "".join(_lines(self._path))
+        return Action.WEIGHTS.value in self._text()
+
+    def _text(self) -> str:
+        try:
+            return read_text(self._path, _MAX_BYTES)
+        except (OSError, InvalidFileError) as error:
+            raise ScheduleError(
+                f"pipeline_schedule={self._path} cannot be read: {error}"
+            ) from error
 
 
 @registry.register_pipeline_schedule
@@ -278,27 +280,5 @@ class ZeroBubble(OneForwardOneBackward):
     def table(self, stages: int, microbatches: int, chunks: int) -> Schedule:
         """Returns the table, whose order depends on when messages arrive."""
         orders = [self.order(stage, stages, microbatches, chunks) for stage in range(stages)]
-        limit = _in_order(orders, microbatches, chunks).alive()[0]
-        left = [list(order) for order in orders]
-        weights: list[list[TickWork]] = [[] for _ in range(stages)]
-        alive = [0] * stages
-
-        def choose(stage: int, is_ready: Callable[[TickWork], bool]) -> TickWork | None:
-            following = left[stage]
-            is_full = following and following[0].action is Action.FORWARD and alive[stage] >= limit
-            if following and not is_full and is_ready(following[0]):
-                entry = following.pop(0)
-                if entry.action is Action.FORWARD:
-                    alive[stage] += 1
-                else:
-                    weights[stage].append(entry._replace(action=Action.WEIGHTS))
-                return entry
-            if weights[stage]:
-                alive[stage] -= 1
-                return weights[stage].pop(0)
-            return None
-
-        def has_entries_left() -> bool:
-            return any(left) or any(weights)
-
-        return _fill_table(choose, stages, microbatches, chunks, has_entries_left)
+        limit = _fill_table(orders, microbatches, chunks).alive()[0]
+        return _fill_table(orders, microbatches, chunks, limit=limit)

@@ -134,7 +134,8 @@ def _crossed(schedule: Schedule, stage: int, entry: TickWork) -> int | None:
     In the backward pass, the message has the output's gradients, in the opposite direction.
     """
     if entry.action is Action.FORWARD:
-        return None if schedule.next_place(stage, entry.chunk) is None else entry.chunk
+        is_last = (stage + 1, entry.chunk + 1) == (schedule.stages, schedule.chunks)
+        return None if is_last else entry.chunk
     if entry.action is Action.BACKWARD and (stage or entry.chunk):
         return entry.chunk if stage else entry.chunk - 1
     return None
