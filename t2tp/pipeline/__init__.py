@@ -12,7 +12,8 @@ schedule 1F1B is this table. F0 is the forward pass of microbatch 0:
 * `schedules` makes tables, and `schedule` checks and simulates them.
 * `partition` cuts the graph of a microbatch at the boundaries into pieces; an entry of the table
   computes one or more pieces.
-* `slots` assigns memory to messages and saved activations.
+* `messages` packs the tensors that stages send, and assigns memory to messages and saved
+  activations.
 * `loop` is the operation: `ticks` runs the table, and `branches` does the work of an entry.
 * `chain` runs the stages once, one after the other, in programs without a loss, such as decoding.
 

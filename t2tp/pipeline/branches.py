@@ -186,6 +186,7 @@ class _Branch:
 
     def run(self, action: Action) -> BranchResult:
         """Lowers the work of an action; returns the state and the messages after it."""
+        self._action = action
         self._boundary = self._enter if action is Action.FORWARD else self._exit.backward
         {
             Action.FORWARD: self._forward,
@@ -196,17 +197,17 @@ class _Branch:
 
     def _forward(self) -> None:
         pieces, trains = self._pieces, self._branches.schedule.trains
-        self._bind(pieces.forward.given, self._inputs_of_layers())
+        self._bind(self._enter.outputs, self._inputs_of_layers())
         results = self._lower(pieces.forward, pieces.saved_activations)
         if trains:
             self._save("forward", pieces.saved_activations)
-        name = self._wires.name(Action.FORWARD, self._chunk)
-        if name is not None:
-            self._send(name, results)
+        self._send(self._chunk, results)
         if self._is_last_chunk and trains:
-            self._save_exit(results)
+            self._save_if(self._is_last, "exit", lambda: results)
         elif self._is_last_chunk:
-            self._evaluate(results)
+            self._sums = tf.cond(
+                self._is_last, lambda: self._loss(results), lambda: list(self._sums)
+            )
 
     def _inputs_of_layers(self) -> list[tf.Tensor]:
         """Returns the inputs of the chunk's layers.
@@ -216,12 +217,13 @@ class _Branch:
         """
         before, chunk = self._pieces.before, self._chunk
         name = self._wires.name(Action.FORWARD, chunk)
-        first_name = self._wires.name(Action.FORWARD, chunk - 1)
+        first_name = self._wires.name(Action.FORWARD, chunk - 1) if chunk else None
 
         def first(before: GraphPiece) -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
                 if chunk:
-                    self._bind(before.given, self._arrived(first_name))
+                    outputs = self._partition.exit_of(chunk - 1).outputs
+                    self._bind(outputs, self._arrived(first_name))
                 return self._lower(before)
 
         # Without a piece before the layers, the first stage reads the previous chunk's output just
@@ -231,29 +233,25 @@ class _Branch:
         else:
             table = f"before{chunk}"
             if table in self._branches.saved:
-                # All stages write to the table, but only the first stage writes non-empty tensors.
-                messages = tf.cond(
-                    self._is_first,
-                    lambda: self._arrived(first_name),
-                    lambda: [tf.zeros([0], x.dtype) for x in self._branches.saved[table]],
-                )
-                self._write(table, dict(enumerate(messages)))
+                self._save_if(self._is_first, table, lambda: self._arrived(first_name))
             inputs = tf.cond(self._is_first, lambda: first(before), lambda: self._arrived(name))
         self._free_arrived(first_name, name)
-        layout = self._branches.mesh_impl.layout
-        shapes = MessageKind.of_tensors(self._enter.outputs, layout).shapes
-        return [tf.ensure_shape(x, s) for x, s in zip(inputs, shapes, strict=True)]
+        return self._with_shapes(self._enter.outputs, inputs)
 
-    def _evaluate(self, results: list[tf.Tensor]) -> None:
-        """Runs the piece after the layers, on the last stage, and adds its results to the sums."""
+    def _loss(self, outputs: Sequence[tf.Tensor] | None = None) -> list[tf.Tensor]:
+        """Runs the piece after the layers; returns the gradients of `outputs`, and the new sums.
 
-        def last() -> list[tf.Tensor]:
-            with shared_constants(), self._lowering.isolated():
-                self._bind(self._partition.last_exit.outputs, results)
-                self._lower(self._partition.after)
-                return self._add(self._partition.after)
-
-        self._sums = tf.cond(self._is_last, last, lambda: list(self._sums))
+        `outputs` are the outputs of the last chunk's layers, by default the saved ones. Without a
+        backward pass, there are no gradients.
+        """
+        with shared_constants(), self._lowering.isolated():
+            tensors = self._partition.last_exit.outputs
+            if outputs is None:
+                self._bind_saved("exit", tensors)
+            else:
+                self._bind(tensors, outputs)
+            gradients = self._lower(self._partition.after)
+            return [*gradients, *self._add(self._partition.after)]
 
     def _backward(self) -> None:
         pieces, exit_op = self._pieces, self._exit
@@ -267,10 +265,8 @@ class _Branch:
         if pieces.before_backward is None:
             # Input gradients go to the previous stage. The first stage sends them to the last
             # stage, for the previous chunk.
-            chunks = (self._chunk, self._chunk - 1)
-            for name in {self._wires.name(Action.BACKWARD, chunk): None for chunk in chunks}:
-                if name is not None:
-                    self._send(name, input_gradients)
+            for chunk in (self._chunk, self._chunk - 1):
+                self._send(chunk, input_gradients)
         else:
             self._backward_before(pieces.before_backward, input_gradients)
         if pieces.weights is None:
@@ -282,34 +278,23 @@ class _Branch:
         """Returns the gradients of the chunk's outputs, from a message or from the loss."""
         name = self._wires.name(Action.BACKWARD, self._chunk)
         assert self._exit.backward is not None
-        layout = self._branches.mesh_impl.layout
-        shapes = MessageKind.of_tensors(self._exit.backward.outputs, layout).shapes
-        count = len(shapes)
-
-        def arrived() -> list[tf.Tensor]:
-            return self._arrived(name) if name is not None else []
-
-        def last() -> list[tf.Tensor]:
-            with shared_constants(), self._lowering.isolated():
-                self._bind_saved("exit", self._partition.last_exit.outputs)
-                gradients = self._lower(self._partition.after)
-                return [*gradients, *self._add(self._partition.after)]
-
+        outputs = self._exit.backward.outputs
         if self._is_last_chunk:
-            results = tf.cond(self._is_last, last, lambda: [*arrived(), *self._sums])
-            gradients, self._sums = results[:count], results[count:]
+            results = tf.cond(
+                self._is_last, self._loss, lambda: [*self._arrived(name), *self._sums]
+            )
+            gradients, self._sums = results[: len(outputs)], results[len(outputs) :]
             self._free("exit")
         else:
-            gradients = arrived()
+            gradients = self._arrived(name)
         self._free_arrived(name, name)
-        return [tf.ensure_shape(x, s) for x, s in zip(gradients, shapes, strict=True)]
+        return self._with_shapes(outputs, gradients)
 
     def _backward_before(self, piece: GraphPiece, input_gradients: list[tf.Tensor]) -> None:
         """Runs the backward pass of the piece before the layers, on the first stage."""
         chunk = self._chunk
-        name = self._wires.name(Action.BACKWARD, chunk)
-        before_name = self._wires.name(Action.BACKWARD, chunk - 1)
-        table = f"before{chunk}"
+        before_name = self._wires.name(Action.BACKWARD, chunk - 1) if chunk else None
+        self._send(chunk, input_gradients)
 
         def first() -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
@@ -325,17 +310,10 @@ class _Branch:
 
         count = len(self._sums)
         results = tf.cond(self._is_first, first, others)
-        self._sums, messages = results[:count], list(results[count:])
-        if name is not None:
-            self._send(name, input_gradients)
-            others_messages = self._messages[name]
+        self._sums = results[:count]
         if before_name is not None:
-            self._messages[before_name] = messages
-            if name == before_name:
-                self._messages[name] = tf.cond(
-                    self._is_first, lambda: messages, lambda: others_messages
-                )
-        if table in self._branches.saved:
+            self._messages[before_name] = list(results[count:])
+        if f"before{chunk}" in self._branches.saved:
             self._free("before")
 
     def _weights(self) -> None:
@@ -353,6 +331,13 @@ class _Branch:
     def _bind(self, tensors: Sequence[upstream.Tensor], values: Sequence[tf.Tensor]) -> None:
         for tensor, value in zip(tensors, values, strict=True):
             self._lowering.set_slice(tensor, value)
+
+    def _with_shapes(
+        self, tensors: Sequence[upstream.Tensor], values: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns slices of tensors, with the shapes that tracing may not know."""
+        shapes = [self._branches.mesh_impl.slice_shape(x.shape) for x in tensors]
+        return [tf.ensure_shape(x, s) for x, s in zip(values, shapes, strict=True)]
 
     def _lower(self, piece: GraphPiece, also: Sequence[upstream.Tensor] = ()) -> list[tf.Tensor]:
         """Lowers a piece and the tensors in `also`; returns the slices of the piece's results."""
@@ -415,19 +400,13 @@ class _Branch:
         values = {union.index(t): self._lowering.slice(t) for t in tensors}
         self._write(self._table(name), values)
 
-    def _save_exit(self, results: Sequence[tf.Tensor]) -> None:
-        """Writes the outputs of the last chunk's layers, on the last stage."""
-
-        def last() -> list[tf.Tensor]:
-            handles = list(self._slots["exit"])
-            table = self._branches.tables["exit"]
-            table.write(handles, self._row.saved, dict(enumerate(results)))
-            return handles
-
-        unchanged = self._slots["exit"]
-        self._slots["exit"] = tf.cond(
-            self._is_last, last, lambda: [tf.identity(x) for x in unchanged]
-        )
+    def _save_if(
+        self, condition: tf.Tensor, table: str, values: Callable[[], Sequence[tf.Tensor]]
+    ) -> None:
+        """Writes values into this microbatch's slot; other stages write empty tensors."""
+        empty = [tf.zeros([0], x.dtype) for x in self._branches.saved[table]]
+        written = tf.cond(condition, values, lambda: empty)
+        self._write(table, dict(enumerate(written)))
 
     def _bind_saved(self, name: str, tensors: Sequence[upstream.Tensor]) -> None:
         """Reads tensors from this microbatch's slot."""
@@ -441,9 +420,10 @@ class _Branch:
         name = self._table(name)
         self._branches.tables[name].clear(self._slots[name], self._row.saved)
 
-    def _send(self, wire: str, tensors: Sequence[tf.Tensor]) -> None:
-        """Sends tensors at the end of the tick."""
-        self._messages[wire] = self._packed(wire, tensors)
+    def _send(self, chunk: int, tensors: Sequence[tf.Tensor]) -> None:
+        """Sends tensors across the boundary after a chunk's layers, at the end of the tick."""
+        name = self._wires.name(self._action, chunk)
+        self._messages[name] = self._packed(name, tensors)
 
     def _packed(self, wire: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._wires.kinds[wire].pack(tensors, self._collectives)

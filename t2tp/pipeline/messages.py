@@ -1,4 +1,6 @@
-"""The tensors that cross a boundary between stages, as one message for each dtype.
+"""Messages: the tensors that cross a boundary between stages, and the slots that hold them.
+
+The tensors of one dtype form one message.
 
 Tensor parallelism leaves the same activations on all processors of its mesh axis. Each of these
 processors sends an equal part of the message to its counterpart in the next stage, where the parts
@@ -10,8 +12,10 @@ arXiv:2104.04473, section 4.1).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,8 +24,7 @@ from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.boundary import ExitStage
-from t2tp.pipeline.schedule import Action, Schedule
-from t2tp.pipeline.slots import Slots, assign_slots
+from t2tp.pipeline.schedule import Action, Schedule, TickWork
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,12 @@ class MessageKind:
     @property
     def parts(self) -> list[tuple[tuple[int], tf.DType]]:
         """Shape and dtype of a processor's part of each message; each dtype has one message."""
-        parts = []
-        for dtype in dict.fromkeys(self.dtypes):
-            size = self._size(dtype)
-            parts.append(((size // self._members(size),), dtype))
-        return parts
+        members = math.prod(members for _, members in self.copies)
+        sizes = {dtype: self._size(dtype) for dtype in self.dtypes}
+        # A message that cannot be divided equally is sent by all members.
+        return [
+            ((size if size % members else size // members,), dtype) for dtype, size in sizes.items()
+        ]
 
     def pack(self, tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
         """Packs tensors into messages; returns this processor's part of each message."""
@@ -93,21 +97,87 @@ class MessageKind:
         """Returns the total number of elements in the tensors of a dtype."""
         return sum(math.prod(shape) for shape in self._shapes_of(dtype))
 
-    def _members(self, size: int) -> int:
-        """Returns the number of processors that share a message; 1 if it cannot be shared."""
-        members = math.prod(members for _, members in self.copies)
-        return members if size % members == 0 else 1
-
     def _shapes_of(self, dtype: tf.DType) -> list[tuple[int, ...]]:
         return [s for s, d in zip(self.shapes, self.dtypes, strict=True) if d == dtype]
 
 
 def message_kinds(exit_op: ExitStage, layout: Layout) -> tuple[MessageKind, MessageKind]:
     """Returns the kinds of the messages with a chunk's outputs, and with their gradients."""
-    outputs = exit_op.outputs
-    both = (outputs, outputs[: exit_op.learned])
-    forward, backward = (MessageKind.of_tensors(each, layout) for each in both)
-    return forward, backward
+    outputs, learned = exit_op.outputs, exit_op.outputs[: exit_op.learned]
+    return MessageKind.of_tensors(outputs, layout), MessageKind.of_tensors(learned, layout)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The slots of a schedule: memory for arrived messages and saved activations.
+
+    A slot is reused once its contents have been read for the last time. The number of slots is the
+    largest number in use at the same time. With 1F1B on 2 stages, stage 0 saves activations of at
+    most 2 microbatches, for any number of microbatches:
+
+        tick       0    1    2    3    4    5    6
+        stage 0    F0   F1        B0   F2   B1
+        its slot   0    1         0    0    1       microbatch 2 reuses slot 0 after B0
+
+    All stages have as many slots as the stage that needs most.
+
+    Attributes:
+      saved: slot of a forward pass's saved activations, by (stage, microbatch, chunk).
+      arrived: slot of the message for an entry, by (stage, entry), for entries that read a message.
+      num_saved: number of slots for the saved activations of each chunk.
+      num_arrived: number of slots for messages, by (action, kind of message).
+    """
+
+    saved: dict[tuple[int, int, int], int]
+    arrived: dict[tuple[int, TickWork], int]
+    num_saved: Counter[int]
+    num_arrived: Counter[tuple[Action, int]]
+
+
+def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
+    """Assigns slots; each of the `kinds` of messages has its own slots.
+
+    Messages of different shapes have different kinds. `kinds` has the kind of each chunk's
+    messages.
+    """
+    at = schedule.ticks_of()
+    last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
+    # The ticks (begin, end) in which a slot is in use, for each stage.
+    held: defaultdict[tuple[int, int], dict] = defaultdict(dict)
+    read: defaultdict[tuple[int, tuple[Action, int]], dict] = defaultdict(dict)
+    for (stage, entry), tick in at.items():
+        if entry.action is Action.FORWARD and schedule.trains:
+            end = at[stage, entry._replace(action=last)]
+            held[stage, entry.chunk][stage, entry.microbatch, entry.chunk] = tick, end
+        sender = schedule.requirement(stage, entry)
+        if sender is not None:
+            kind = kinds[message_chunk(sender[1], entry)]
+            read[stage, (entry.action, kind)][stage, entry] = at[sender], tick
+    saved, num_saved = _assign(held)
+    arrived, num_arrived = _assign(read)
+    return Slots(saved, arrived, num_saved, num_arrived)
+
+
+def message_chunk(sent: TickWork, read: TickWork) -> int:
+    """Returns the chunk whose outputs, or output gradients, a message contains."""
+    return sent.chunk if sent.action is Action.FORWARD else read.chunk
+
+
+def _assign(spans: Mapping[tuple[int, Any], dict]) -> tuple[dict, Counter]:
+    """Returns a slot for each span (begin, end) so that spans in one slot do not overlap.
+
+    `spans` has the spans of each stage and table. The second result is the largest number of slots
+    of each table on any stage.
+    """
+    slots, counts = {}, Counter[Any]()
+    for (_, table), in_table in spans.items():
+        ends: list[int] = []
+        for key, (begin, end) in sorted(in_table.items(), key=lambda item: item[1]):
+            free = next((slot for slot, until in enumerate(ends) if until <= begin), len(ends))
+            ends[free : free + 1] = [end]
+            slots[key] = free
+        counts[table] = max(counts[table], len(ends))
+    return slots, counts
 
 
 class Wires:
@@ -133,16 +203,14 @@ class Wires:
         self.directions: dict[str, int] = {}
         self.num_slots: dict[str, int] = {}
         for (action, number), count in self.slots.num_arrived.items():
-            if count:
-                name = f"{action.value}{number}"
-                self.kinds[name] = distinct[number][action is not Action.FORWARD]
-                self.directions[name] = 1 if action is Action.FORWARD else -1
-                self.num_slots[name] = count
+            name = f"{action.value}{number}"
+            self.kinds[name] = distinct[number][action is not Action.FORWARD]
+            self.directions[name] = 1 if action is Action.FORWARD else -1
+            self.num_slots[name] = count
 
-    def name(self, action: Action, chunk: int) -> str | None:
-        """Returns the name of the wire across the boundary after a chunk's layers, or None."""
-        name = f"{action.value}{self._numbers[chunk]}" if chunk >= 0 else ""
-        return name if name in self.kinds else None
+    def name(self, action: Action, chunk: int) -> str:
+        """Returns the name of the wire across the boundary after a chunk's layers."""
+        return f"{action.value}{self._numbers[chunk]}"
 
     def no_messages(self) -> dict[str, list[tf.Tensor]]:
         """Returns empty messages for each wire."""

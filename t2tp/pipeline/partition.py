@@ -35,14 +35,11 @@ class GraphPiece:
     """A part of the graph.
 
     Attributes:
-      given: tensors that the piece reads and does not compute. Another stage sent them, or an
-        earlier piece saved them.
       results: tensors that another piece or another stage reads.
       contributions: the piece's addends of the loop's sums over microbatches, by the sum's index.
     """
 
     operations: list[upstream.Operation]
-    given: list[upstream.Tensor]
     results: list[upstream.Tensor]
     contributions: dict[int, upstream.Tensor] = field(default_factory=dict)
 
@@ -71,10 +68,6 @@ class ChunkPieces:
     saved_for_weights: list[upstream.Tensor] = field(default_factory=list)
 
 
-def _is_one_hot(tensor: upstream.Tensor) -> bool:
-    return isinstance(tensor.operation, upstream.ops.OneHotOperation)
-
-
 class Partition:
     """The pieces of a graph.
 
@@ -82,6 +75,7 @@ class Partition:
       enters: the boundary before the layers of each chunk.
       exits: the boundary after the layers of each chunk, by the number of these layers. A chunk has
         several such boundaries if stages have different numbers of layers.
+      last_exit: the last boundary of the forward pass.
       after: the loss, and its gradients w.r.t. the outputs of the layers; on the last stage.
     """
 
@@ -124,22 +118,15 @@ class Partition:
         # Maps each boundary of the backward pass, and the last exit, to the tensors that depend on
         # it, up to the next boundaries. The map shows to which piece an addend of a sum belongs.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
-        for chunk, exits in enumerate(self.exits):
-            for num_layers, exit_op in exits.items():
-                if exit_op.backward is not None:
-                    boundaries = self._boundaries(chunk, num_layers)
-                    self._of[exit_op.backward] = self._reached(exit_op.backward.outputs, boundaries)
-            backward = self.enters[chunk].backward
-            if backward is not None:
-                self._of[backward] = self._reached(backward.outputs, self._boundaries(chunk))
-        last = self.last_exit
-        self._of[last] = self._reached(last.outputs, self._boundaries(len(self.enters) - 1))
+        self.last_exit = self.exit_of(-1)
+        roots: list[tuple[Boundary | None, int, int | None]] = [(self.last_exit, -1, None)]
+        for chunk, enter in enumerate(self.enters):
+            roots += [(op.backward, chunk, layers) for layers, op in self.exits[chunk].items()]
+            roots.append((enter.backward, chunk, None))
+        for root, chunk, layers in roots:
+            if root is not None:
+                self._of[root] = self._reached(root.outputs, self._boundaries(chunk, layers))
         self.after = self._after()
-
-    @property
-    def last_exit(self) -> ExitStage:
-        """The last boundary of the forward pass."""
-        return self.exits[-1][max(self.exits[-1])]
 
     def exit_of(self, chunk: int) -> ExitStage:
         """Returns the boundary after all layers of a chunk."""
@@ -166,45 +153,36 @@ class Partition:
         enter, exit_op = self.enters[chunk], self.exits[chunk][num_layers]
         boundaries = self._boundaries(chunk, num_layers)
         before = self._before(chunk)
-        layers, _ = self._live(exit_op.inputs, enter.outputs, boundaries, None)
+        layers, _ = self._live(exit_op.inputs, enter.outputs, boundaries)
         # `inside` has the tensors that may be saved. Other tensors of the layers, such as masks,
         # depend on no boundary: the backward pass computes them again.
         from_enter = self._reached(enter.outputs, boundaries)
         inside = {t for op in layers for t in op.outputs if t in from_enter} | set(enter.outputs)
         if exit_op.backward is None or enter.backward is None:  # An evaluation.
-            return ChunkPieces(before, GraphPiece(layers, enter.outputs, exit_op.inputs), [])
-        dys, dxs = exit_op.backward.outputs, enter.backward.inputs
-        contributions = self._contributions(exit_op.backward)
-        needed = dxs if self._splits_backward else [*dxs, *contributions.values()]
-        backward, kept = self._live(needed, {*dys, *inside}, boundaries, exit_op.backward)
+            return ChunkPieces(before, GraphPiece(layers, exit_op.inputs), [])
+        root = exit_op.backward
+        dys, dxs, contributions = root.outputs, enter.backward.inputs, self._contributions(root)
+        in_backward = {} if self._splits_backward else contributions
+        backward, kept = self._piece(dxs, in_backward, {*dys, *inside}, boundaries, root)
         weights: GraphPiece | None = None
         saved_for_weights: list[upstream.Tensor] = []
         if self._splits_backward:
             # Tensors of `backward` that are saved if `weights` reads them.
             from_exit = self._reached([*dys, *enter.outputs], boundaries)
-            computed = {t for op in backward for t in op.outputs if t in from_exit}
+            computed = {t for op in backward.operations for t in op.outputs if t in from_exit}
             stops = {*dys, *inside, *computed}
-            of_weights, read = self._live(
-                list(contributions.values()), stops, boundaries, exit_op.backward
-            )
+            weights, read = self._piece([], contributions, stops, boundaries, root)
             saved_for_weights = [t for t in read if t in computed or t in dys]
             kept = list(dict.fromkeys([*kept, *(t for t in read if t in inside)]))
-            weights = self._piece(of_weights, read, [], contributions, exit_op.backward)
         kept = [t for t in kept if t in inside]
         # The forward piece also computes saved tensors that only the backward pass reads.
-        forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, boundaries, None)
+        forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, boundaries)
         return ChunkPieces(
             before,
-            GraphPiece(forward, enter.outputs, exit_op.inputs),
+            GraphPiece(forward, exit_op.inputs),
             kept,
             self._before_backward(chunk),
-            self._piece(
-                backward,
-                [*kept, *dys],
-                dxs,
-                {} if self._splits_backward else contributions,
-                exit_op.backward,
-            ),
+            backward,
             weights,
             saved_for_weights,
         )
@@ -214,8 +192,8 @@ class Partition:
         given = self.exit_of(chunk - 1).outputs if chunk else []
         if enter.inputs == given:  # The previous chunk's outputs enter unchanged.
             return None
-        operations, _ = self._live(enter.inputs, given, self._boundaries(chunk - 1), None)
-        return GraphPiece(operations, given, enter.inputs)
+        operations, _ = self._live(enter.inputs, given, self._boundaries(chunk - 1))
+        return GraphPiece(operations, enter.inputs)
 
     def _before_backward(self, chunk: int) -> GraphPiece | None:
         backward = self.enters[chunk].backward
@@ -230,9 +208,8 @@ class Partition:
             results = before.backward.inputs if before.backward else []
         contributions = self._contributions(backward)
         stops = {*given, *backward.outputs}
-        needed = [*results, *contributions.values()]
-        operations, read = self._live(needed, stops, self._boundaries(chunk), backward)
-        return self._piece(operations, read, results, contributions, backward)
+        piece, _ = self._piece(results, contributions, stops, self._boundaries(chunk), backward)
+        return piece
 
     def _after(self) -> GraphPiece:
         last = self.last_exit
@@ -242,10 +219,8 @@ class Partition:
             i: t for i, t in enumerate(self._outputs) if t in self._of[last] or t not in claimed
         }
         results = last.backward.inputs if last.backward else []
-        needed = [*results, *contributions.values()]
-        boundaries = self._boundaries(len(self.enters) - 1)
-        operations, read = self._live(needed, last.outputs, boundaries, last)
-        return self._piece(operations, read, results, contributions, last)
+        piece, _ = self._piece(results, contributions, last.outputs, self._boundaries(-1), last)
+        return piece
 
     def _contributions(self, root: Boundary) -> dict[int, upstream.Tensor]:
         return {i: t for i, t in enumerate(self._outputs) if t in self._of[root]}
@@ -275,7 +250,7 @@ class Partition:
         needed: Sequence[upstream.Tensor],
         given: Iterable[upstream.Tensor],
         boundaries: set[upstream.Operation],
-        root: Boundary | None,
+        root: Boundary | None = None,
     ) -> tuple[list[upstream.Operation], list[upstream.Tensor]]:
         """Returns the operations that compute `needed`, and the tensors of `given` that they read.
 
@@ -300,7 +275,9 @@ class Partition:
             read = self._read(op, root)
             wanted.update(read)
             # A one-hot tensor is not saved, but computed again from its ids, which are smaller.
-            stops.difference_update(t for t in read if _is_one_hot(t))
+            stops.difference_update(
+                t for t in read if isinstance(t.operation, upstream.ops.OneHotOperation)
+            )
             if isinstance(op, upstream.GenericGradOperation):
                 # TensorFlow computes this gradient from the forward operation, which must be in the
                 # same TensorFlow graph. The piece therefore includes the forward operation.
@@ -324,34 +301,35 @@ class Partition:
 
     def _piece(
         self,
-        operations: list[upstream.Operation],
-        given: list[upstream.Tensor],
         results: Sequence[upstream.Tensor],
         contributions: Mapping[int, upstream.Tensor],
+        given: Iterable[upstream.Tensor],
+        boundaries: set[upstream.Operation],
         root: Boundary,
-    ) -> GraphPiece:
-        """Makes a piece without the other pieces' addends.
+    ) -> tuple[GraphPiece, list[upstream.Tensor]]:
+        """Makes a piece without the other pieces' addends; see `_live`.
 
         The remaining addend takes the place of the sum. The operations after the sum are copied, so
         that the copies read this addend.
+
+        Returns:
+          the piece, and the tensors of `given` that it reads.
         """
+        needed = [*results, *contributions.values()]
+        operations, read = self._live(needed, given, boundaries, root)
         copies = Copies({}, None)
         changed: set[upstream.Tensor] = set()
         made = []
         for op in operations:
-            read = self._read(op, root)
-            if len(read) < len(tensors_read(op)):
-                copies.replace(op.outputs[0], read[0])
+            inputs = self._read(op, root)
+            if len(inputs) < len(tensors_read(op)):
+                copies.replace(op.outputs[0], inputs[0])
                 changed.update(op.outputs)
-            elif any(t in changed for t in read):
+            elif any(t in changed for t in inputs):
                 made.append(copies.copy(op))
                 op.graph.operations.pop()  # Only this piece has the copy, not the graph.
                 changed.update(op.outputs)
             else:
                 made.append(op)
-        return GraphPiece(
-            made,
-            list(given),
-            [copies.of_tensor(t) for t in results],
-            {i: copies.of_tensor(t) for i, t in contributions.items()},
-        )
+        addends = {i: copies.of_tensor(t) for i, t in contributions.items()}
+        return GraphPiece(made, [copies.of_tensor(t) for t in results], addends), read

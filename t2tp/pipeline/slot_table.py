@@ -1,6 +1,6 @@
 """Slots for groups of tensors, and sums of tensors, in the state of a TensorFlow loop."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,13 +44,11 @@ class SlotTable:
         self, handles: list[tf.Tensor], slot: tf.Tensor | int, values: dict[int, tf.Tensor]
     ) -> None:
         """Writes tensors, by their number in the group, into a slot; replaces the handles."""
-        for i, (_, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
-            elements = self._elements(slot, len(numbers))
-            for number, element in zip(numbers, elements, strict=True):
-                if number in values:
-                    handles[i] = tf.raw_ops.TensorListSetItem(
-                        input_handle=handles[i], index=element, item=values[number]
-                    )
+        for i, number, element in self._elements(slot):
+            if number in values:
+                handles[i] = tf.raw_ops.TensorListSetItem(
+                    input_handle=handles[i], index=element, item=values[number]
+                )
 
     def read(
         self,
@@ -61,21 +59,16 @@ class SlotTable:
         """Returns tensors of a slot, by their numbers in the group; by default all."""
         numbers = range(len(self.shapes)) if numbers is None else numbers
         values = {}
-        for handle, (dtype, same) in zip(
-            handles, numbers_by_dtype(self.dtypes).items(), strict=True
-        ):
-            elements = self._elements(slot, len(same))
-            for number, element in zip(same, elements, strict=True):
-                if number in numbers:
-                    shape = list(self.shapes[number]) if self.begins_as_zeros else -1
-                    value = tf.raw_ops.TensorListGetItem(
-                        input_handle=handle,
-                        index=element,
-                        element_shape=tf.constant(shape, tf.int32),
-                        element_dtype=dtype,
-                    )
-                    value.set_shape(self.shapes[number])
-                    values[number] = value
+        for i, number, element in self._elements(slot):
+            if number in numbers:
+                shape = list(self.shapes[number]) if self.begins_as_zeros else -1
+                values[number] = tf.raw_ops.TensorListGetItem(
+                    input_handle=handles[i],
+                    index=element,
+                    element_shape=tf.constant(shape, tf.int32),
+                    element_dtype=self.dtypes[number],
+                )
+                values[number].set_shape(self.shapes[number])
         return [values[number] for number in numbers]
 
     def clear(self, handles: list[tf.Tensor], slot: tf.Tensor) -> None:
@@ -88,12 +81,16 @@ class SlotTable:
                 indices=slot * count + tf.range(count),
             )
 
-    @staticmethod
-    def _elements(slot: tf.Tensor | int, count: int) -> Sequence[tf.Tensor | int]:
-        """Returns the indices of a slot's tensors in the list of a dtype."""
-        if isinstance(slot, int):
-            return range(slot * count, (slot + 1) * count)
-        return [slot] if count == 1 else tf.unstack(slot * count + tf.range(count))
+    def _elements(self, slot: tf.Tensor | int) -> Iterator[tuple[int, int, tf.Tensor | int]]:
+        """Yields the index of the list, the number, and the index in the list of each tensor."""
+        for i, numbers in enumerate(numbers_by_dtype(self.dtypes).values()):
+            count = len(numbers)
+            if isinstance(slot, int):
+                elements: Sequence[tf.Tensor | int] = range(slot * count, (slot + 1) * count)
+            else:
+                elements = [slot] if count == 1 else tf.unstack(slot * count + tf.range(count))
+            for number, element in zip(numbers, elements, strict=True):
+                yield i, number, element
 
 
 def numbers_by_dtype(dtypes: Sequence[tf.DType]) -> dict[tf.DType, list[int]]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.pipeline.branches import Branches, BranchState, Row
-from t2tp.pipeline.slots import message_chunk
+from t2tp.pipeline.messages import message_chunk
 
 _ENTRY_COLUMNS = 4  # Branch, microbatch, slot of saved activations, slot of the arrived message.
 
@@ -91,7 +91,7 @@ class Ticks:
             sender = schedule.requirement(stage, entry)
             if sender is not None:
                 name = self._wires.name(entry.action, message_chunk(sender[1], entry))
-                column = _ENTRY_COLUMNS + 2 * names.index(str(name))
+                column = _ENTRY_COLUMNS + 2 * names.index(name)
                 table[tick_of[sender], stage, column] = arrived
                 table[tick_of[sender], sender[0], column + 1] = 1
         return table

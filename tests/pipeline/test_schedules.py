@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2tp import registry
+from t2tp.pipeline.messages import assign_slots
 from t2tp.pipeline.schedule import Action, Schedule, ScheduleError, TickWork
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
-from t2tp.pipeline.slots import assign_slots
 from tests.pipeline.pipeline_memory import MICROBATCHES, STAGES
 from tests.warm_processes import printed
 
@@ -74,7 +74,7 @@ def test_slots_in_use_are_never_given_out_again(name, sizes):
 def test_as_many_slots_as_activations_alive():
     for name in PIPELINE_SCHEDULES:
         schedule = make_schedule(name, 4, 16)
-        assert assign_slots(schedule, [0]).num_saved == [max(schedule.alive())]
+        assert assign_slots(schedule, [0]).num_saved == {0: max(schedule.alive())}
 
 
 def without(schedule: Schedule, *gone: tuple[int, TickWork]) -> Schedule:
@@ -136,12 +136,8 @@ def test_unknown_schedules_come_with_the_nearest():
 @pytest.mark.slow
 def test_activations_are_alive_as_long_as_the_tables_say(tmp_path):
     names = ["gpipe", "1f1b"]
-    lines = printed(
-        "tests.pipeline.pipeline_memory:main",
-        [[name] for name in names],
-        [{}, {}],
-        tmp_path / "said",
-    )
+    target = "tests.pipeline.pipeline_memory:main"
+    lines = printed(target, [[name] for name in names], [{}, {}], tmp_path / "said")
     (all_first, kept), (one_by_one, _) = (map(int, line.split()) for line in lines)
     alive = [sum(make_schedule(name, STAGES, MICROBATCHES).alive()) for name in names]
     assert alive == [STAGES * MICROBATCHES, 4 + 3 + 2 + 1]
