@@ -20,7 +20,6 @@ from t2tp.lowering.operation import Operation
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import reduce_what_comes_from_outside
 from t2tp.mesh.layout import LayoutError
-from t2tp.mesh.wire import Wire
 from t2tp.ops.scatter_update import NewRows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
 
@@ -137,36 +136,34 @@ class _ChainLowering:
         self._mesh_impl = lowering.mesh_impl(op)
         self._collectives = self._mesh_impl.collectives
         axis = self._mesh_impl.layout.stage_axis
-        if axis is None:
-            raise LayoutError("stages need a mesh axis that splits the layers")
+        assert axis is not None  # Without an axis for stages, there is no chain.
         self._axis: int = axis
         self._stages = self._mesh_impl.layout.num_stages
         self._groups = op._groups
         self._here = self._collectives.coordinate(axis)
         (self._enter,) = (op for op in op._body_ops if isinstance(op, EnterStage))
+        begin = op._body_ops.index(self._enter)
+        self._before, self._after = op._body_ops[:begin], op._body_ops[begin + 1 :]
         self._exits = {op.num_layers: op for op in op._body_ops if isinstance(op, ExitStage)}
         self._own = op._body_outputs[1 + len(op.passed) :]
+        self._shapes = [self._mesh_impl.slice_shape(x.shape) for x in self._enter.outputs]
+        self._wires = [self._collectives.wire(axis, 1) for _ in self._shapes]
 
     def run(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the results of the last stage's layers, and this stage's own tensors."""
-        passing = self._enter.outputs
-        shapes = [self._mesh_impl.slice_shape(x.shape) for x in passing]
-        wires = [self._collectives.wire(self._axis, 1) for _ in shapes]
-        begin = (
-            tf.constant(0),
-            [self._zeros(x) for x in passing],
-            [self._zeros(x) for x in self._op.passed],
-            [
-                self._zeros(x) if old is None else self._lowering.slice(old)
-                for x, old in zip(self._op.own, self._op._before, strict=True)
-            ],
+        entered, passed = (
+            [self._zeros(x) for x in tensors] for tensors in (self._enter.outputs, self._op.passed)
         )
+        own = [
+            self._zeros(x) if old is None else self._lowering.slice(old)
+            for x, old in zip(self._op.own, self._op._before, strict=True)
+        ]
         ticks = self._stages + self._groups.count - 1
         with self._collectives.repeated(ticks):
             _, _, passed, own = tf.while_loop(
                 lambda tick, *_: tick < ticks,
-                lambda *state: self._tick(wires, shapes, *state),
-                begin,
+                self._tick,
+                (tf.constant(0), entered, passed, own),
                 parallel_iterations=1,
             )
         last = [self._stages - 1] * self._stages
@@ -177,8 +174,6 @@ class _ChainLowering:
 
     def _tick(
         self,
-        wires: Sequence[Wire],
-        shapes: Sequence[Sequence[int]],
         tick: tf.Tensor,
         entered: list[tf.Tensor],
         passed: list[tf.Tensor],
@@ -210,16 +205,11 @@ class _ChainLowering:
         receives = (self._here > 0) & (group + 1 >= 0) & (group + 1 < self._groups.count)
         sends = is_at_work & (self._here < self._stages - 1)
         sent, arrived = [], []
-        for wire, x, shape in zip(wires, results, shapes, strict=True):
+        for wire, x, shape in zip(self._wires, results, self._shapes, strict=True):
             message = wire.receive(shape, x.dtype, receives)
             sent.append(wire.send(x, shape, sends))
-            arrived.append(
-                tf.cond(
-                    receives,
-                    lambda message=message, shape=shape: tf.reshape(message, shape),
-                    lambda x=x, shape=shape: tf.reshape(x, shape),
-                )
-            )
+            latest = tf.cond(receives, lambda message=message: message, lambda x=x: x)
+            arrived.append(tf.reshape(latest, shape))
         with tf.control_dependencies(sent):
             return tick + 1, arrived, list(passed), list(own)
 
@@ -232,22 +222,16 @@ class _ChainLowering:
         def first() -> list[tf.Tensor]:
             with self._lowering.isolated():
                 self._bind_own(group, own)
-                before = self._op._body_ops[: self._op._body_ops.index(self._enter)]
-                self._lowering.lower_operations(before, self._enter.inputs)
+                self._lowering.lower_operations(self._before, self._enter.inputs)
                 return [self._lowering.slice(x) for x in self._enter.inputs]
 
         values = tf.cond(tf.equal(self._here, 0), first, lambda: [tf.identity(x) for x in entered])
-
-        def layers(num_layers: int) -> list[tf.Tensor]:
-            return self._layers_up_to(num_layers, group, values, own)
-
+        branches = [lambda n=n: self._layers_up_to(n, group, values, own) for n in options]
         if len(options) == 1:
-            made = layers(options[0])
+            made = branches[0]()
         else:
             which = tf.constant([options.index(n) for n in self._enter.layers_by_stage])
-            made = tf.switch_case(
-                tf.gather(which, self._here), [lambda n=n: layers(n) for n in options]
-            )
+            made = tf.switch_case(tf.gather(which, self._here), branches)
         return made[: len(values)], made[len(values) :]
 
     def _layers_up_to(
@@ -263,13 +247,11 @@ class _ChainLowering:
             for tensor, value in zip(self._enter.outputs, values, strict=True):
                 lowering.set_slice(tensor, value)
             end = self._exits[num_layers]
-            begin = op._body_ops.index(self._enter) + 1
-            inside = op._body_ops[begin : op._body_ops.index(end)]
-            # The operations before the layers are the same on all stages.
-            before = op._body_ops[: begin - 1]
+            inside = self._after[: self._after.index(end)]
             made = {t for inner in inside for t in inner.outputs}
             computed = [t for t in self._own if t in made]
-            lowering.lower_operations([*before, *inside], [*end.inputs, *computed])
+            # The operations before the layers are the same on all stages.
+            lowering.lower_operations([*self._before, *inside], [*end.inputs, *computed])
             changed = []
             for x, t, whole, old in zip(own, self._own, op.own, op._before, strict=True):
                 if old is not None and lowering.slice(old) is not x:  # Updated in place.
