@@ -94,18 +94,14 @@ class Moments:
             return grad * tf.math.rsqrt(moments), [moments]
         rows, columns = self.factored
         by_row, by_column, of_all, of_slot = means
-        next_rows, next_columns = (
-            moving_average(slots[0], by_row),
-            moving_average(slots[1], by_column),
-        )
+        next_rows = moving_average(slots[0], by_row)
+        next_columns = moving_average(slots[1], by_column)
+        dims = self.shape.dims
         place = (self.shape - columns).dims.index(rows)
         mean = tf.expand_dims(moving_average(of_slot, of_all), place)
-        along_rows = tf.expand_dims(tf.math.rsqrt(next_rows / mean), self._axis(columns))
-        along_columns = tf.expand_dims(tf.math.rsqrt(next_columns), self._axis(rows))
+        along_rows = tf.expand_dims(tf.math.rsqrt(next_rows / mean), dims.index(columns))
+        along_columns = tf.expand_dims(tf.math.rsqrt(next_columns), dims.index(rows))
         return grad * along_rows * along_columns, [next_rows, next_columns]
-
-    def _axis(self, dim: mtf.Dimension) -> int:
-        return self.shape.dims.index(dim)
 
 
 class StatisticsOperation(Operation):
@@ -128,17 +124,13 @@ class StatisticsOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         grad, var = lowering.slice(self.inputs[0]), variable_slice(lowering, self.variable)
         mesh_impl = lowering.mesh_impl(self)
-        real = mesh_impl.masked(tf.cast(var, tf.float32), self.variable.shape)
-        squares = 2.0 * tf.nn.l2_loss(real)
-        axes = mesh_impl.axes_of(self.variable.shape.dims)
-        lowering.set_sum_over_axes(self.outputs[0], squares, axes)
+        shape = self.variable.shape
+        squares = tf.nn.l2_loss(mesh_impl.masked(tf.cast(var, tf.float32), shape))
+        lowering.set_partial_sum(self.outputs[0], 2.0 * squares, shape.dims)
         slots = [variable_slice(lowering, x) for x in self.moments.variables]
-        for output, value, (_, summed) in zip(
-            self.outputs[1:],
-            self.moments.partial_means(slots, grad, mesh_impl),
-            self.moments.sums(),
-            strict=True,
-        ):
+        means = self.moments.partial_means(slots, grad, mesh_impl)
+        sums = zip(self.outputs[1:], means, self.moments.sums(), strict=True)
+        for output, value, (_, summed) in sums:
             lowering.set_partial_sum(output, value, summed)
 
 
@@ -162,10 +154,8 @@ class DirectionSquaresOperation(Operation):
         slots = [variable_slice(lowering, x) for x in moments.variables]
         decay_rate, grad, _, *means = (lowering.slice(x) for x in self.inputs)
         direction, _ = moments.direction(slots, grad, decay_rate, means)
-        mesh_impl = lowering.mesh_impl(self)
-        axes = mesh_impl.axes_of(moments.shape.dims)
-        direction = mesh_impl.masked(direction, moments.shape)
-        lowering.set_sum_over_axes(self.outputs[0], 2.0 * tf.nn.l2_loss(direction), axes)
+        squares = tf.nn.l2_loss(lowering.mesh_impl(self).masked(direction, moments.shape))
+        lowering.set_partial_sum(self.outputs[0], 2.0 * squares, moments.shape.dims)
 
 
 # To factor a smaller dimension would save little memory, and give a worse estimate. The number is
@@ -216,13 +206,12 @@ class Adafactor(Optimizer):
             "adafactor",
             state,
             [target.rate, squares.outputs[0], *squares.inputs],
-            functools.partial(self._assign, moments, var.size, target.decay),
+            functools.partial(self._assign, moments, target.decay),
         )
 
     def _assign(
         self,
         moments: Moments,
-        size: int,
         weight_decay: float,
         var: tf.Variable,
         *rest: tf.Variable | tf.Tensor,
@@ -235,7 +224,7 @@ class Adafactor(Optimizer):
         direction, next_second = moments.direction(second, grad, decay_rate, sums)
         for moment, value in zip(second, next_second, strict=True):
             moment.assign(value, read_value=False)
-        factor = rate
+        factor, size = rate, moments.shape.size
         if self.hparams.optimizer_adafactor_multiply_by_parameter_scale:
             factor *= tf.maximum(tf.sqrt(var_squares / size), 1e-3)
         if threshold := self.hparams.optimizer_adafactor_clipping_threshold:
@@ -254,11 +243,6 @@ class Adafactor(Optimizer):
         if not (self.hparams.optimizer_adafactor_factored and is_factored):
             return Moments(var.shape, None, (slot(var, "adafactor_v"),))
         rows, columns = largest
-        return Moments(
-            var.shape,
-            (rows, columns),
-            (
-                slot(var, "adafactor_vr", var.shape - columns),
-                slot(var, "adafactor_vc", var.shape - rows),
-            ),
-        )
+        of_rows = slot(var, "adafactor_vr", var.shape - columns)
+        of_columns = slot(var, "adafactor_vc", var.shape - rows)
+        return Moments(var.shape, (rows, columns), (of_rows, of_columns))

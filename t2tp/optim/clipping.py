@@ -72,25 +72,21 @@ class SumOfSquaresOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         mesh_impl = lowering.mesh_impl(self)
         parts = [tf.cast(lowering.masked_slice(x), tf.float32) for x in self.inputs]
-        axes = [
-            self._summed_axes(lowering, x.shape, of_stage)
-            for x, of_stage in zip(self.inputs, self._of_stage, strict=True)
-        ]
+        inputs = list(zip(self.inputs, self._of_stage, strict=True))
+        axes = [_summed_axes(mesh_impl, x.shape, of_stage) for x, of_stage in inputs]
         if mesh_impl.layout.exact_sums:
-            sizes = [
-                x.shape.size * (n or 1) for x, n in zip(self.inputs, self._of_stage, strict=True)
-            ]
-            total = _exact_sum_of_squares(mesh_impl, parts, axes, sum(sizes))
+            elements = sum(x.shape.size * (of_stage or 1) for x, of_stage in inputs)
+            total = _exact_sum_of_squares(mesh_impl, parts, axes, elements)
         else:
             halves = [tf.nn.l2_loss(part) for part in parts]
             total = 2.0 * tf.add_n(_reduced(mesh_impl, halves, axes))
         lowering.set_slice(self.outputs[0], total)
 
-    def _summed_axes(self, lowering: Lowering, shape: mtf.Shape, of_stage: int) -> tuple[int, ...]:
-        """Returns the mesh axes over which the elements of a tensor are distributed."""
-        mesh_impl = lowering.mesh_impl(self)
-        axes, stages = mesh_impl.axes_of(shape.dims), mesh_impl.layout.stage_axis
-        return (*axes, stages) if of_stage and stages is not None else tuple(axes)
+
+def _summed_axes(mesh_impl: SpmdMeshImpl, shape: mtf.Shape, of_stage: int) -> tuple[int, ...]:
+    """Returns the mesh axes over which the elements of a tensor are distributed."""
+    axes, stages = mesh_impl.axes_of(shape.dims), mesh_impl.layout.stage_axis
+    return (*axes, stages) if of_stage and stages is not None else tuple(axes)
 
 
 def _reduced(

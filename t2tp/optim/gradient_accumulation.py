@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,12 +97,13 @@ def accumulate(
 
     def sums_of(number: mtf.Tensor) -> _StepSums:
         del number
-        shown = _scalar_summaries(weights_loop.microbatch_operations)
+        operations = weights_loop.microbatch_operations
+        shown = [op for op in operations if isinstance(op, mtf.ScalarSummaryOperation)]
         share = mtf.add_n([term.mean(weights[name]) for name, term in output.terms.items()])
         grads = variable_gradients(share, mesh, scale)
         if mesh.layout.storage.stage >= 2:
             grads = gradients_at_rest(grads, mesh.graph.trainable_variables)
-        summaries = {name: x * (1.0 / microbatches) for name, x in shown.items()}
+        summaries = {op.name: op.outputs[0] * (1.0 / microbatches) for op in shown}
         return _StepSums(summaries, output.sums, [separate_sums(grad) for grad in grads])
 
     total: _StepSums
@@ -111,7 +112,7 @@ def accumulate(
 
         def is_per_stage(sums: _StepSums) -> _StepSums:
             shared = tf.nest.map_structure(lambda _: False, sums)
-            of_stage = zip(sums.gradients, variables_of(mesh), strict=True)
+            of_stage = zip(sums.gradients, mesh.graph.trainable_variables, strict=True)
             return shared._replace(gradients=[[is_of_stage(v)] * len(g) for g, v in of_stage])
 
         loop = PipelineLoop(sums_of, microbatches, part, mesh, is_per_stage, weights_loop)
@@ -162,12 +163,6 @@ def sum_metrics(
     return PipelineLoop(sums_of, count, part, mesh, lambda x: dict.fromkeys(x, False)).total
 
 
-def _scalar_summaries(operations: Sequence[mtf.Operation]) -> dict[str, mtf.Tensor]:
-    """Returns the scalar summaries among operations, by name."""
-    summaries = (op for op in operations if isinstance(op, mtf.ScalarSummaryOperation))
-    return {op.name: op.outputs[0] for op in summaries}
-
-
 def variable_gradients(
     loss: mtf.Tensor, mesh: Mesh, seed: mtf.Tensor | None = None
 ) -> list[mtf.Tensor]:
@@ -176,7 +171,7 @@ def variable_gradients(
     Raises:
       ValueError: a trainable variable has no influence on the loss.
     """
-    variables = variables_of(mesh)
+    variables = mesh.graph.trainable_variables
     seeds = None if seed is None else [mtf.cast(seed, loss.dtype)]
     # Earlier stages of the pipeline need the gradients w.r.t. a stage's inputs, even if no
     # trainable variable of this graph comes before the inputs.
@@ -188,11 +183,6 @@ def variable_gradients(
         raise ValueError(f"The loss does not depend on the variables {', '.join(idle)}.")
     # In any activation dtype, gradients are all-reduced, clipped and applied in float32.
     return [mtf.cast(grad, tf.float32) for grad in grads]
-
-
-def variables_of(mesh: Mesh) -> list[mtf.Variable]:
-    """Returns the trainable variables of the mesh's graph."""
-    return list(mesh.graph.trainable_variables)
 
 
 def _batch_dims(features: Mapping[str, mtf.Tensor]) -> set[mtf.Dimension]:
@@ -229,11 +219,8 @@ class MicrobatchLoop(MicrobatchSums):
         @contextlib.contextmanager
         def inside(iteration: tf.Tensor) -> Iterator[None]:
             microbatch = Microbatch(iteration, self.count, rows, per_row)
-            with (
-                lowering.isolated(),
-                lowering.inside_microbatch(microbatch),
-                collectives.repeated(self.count),
-            ):
+            repeated = collectives.repeated(self.count)
+            with lowering.isolated(), lowering.inside_microbatch(microbatch), repeated:
                 yield
 
         tree_size = self.count if lowering.mesh_impl(self).layout.exact_sums else 0

@@ -63,15 +63,11 @@ class Muon(Adam):
         layout = targets[0].var.mesh.layout
         for group in self._groups(by_muon, layout):
             moments = [slot(target.var, "muon_m") for target, _ in group]
-            directions = OrthogonalizeOperation(
-                [target.grad for target, _ in group],
-                [matrices for _, matrices in group],
-                moments,
-                self.hparams.optimizer_muon_momentum,
-            ).outputs
-            for (target, matrices), moment, direction in zip(
-                group, moments, directions, strict=True
-            ):
+            grads, matrices_of = [t.grad for t, _ in group], [matrices for _, matrices in group]
+            momentum = self.hparams.optimizer_muon_momentum
+            op = OrthogonalizeOperation(grads, matrices_of, moments, momentum)
+            members = zip(group, moments, op.outputs, strict=True)
+            for (target, matrices), moment, direction in members:
                 update = functools.partial(self._follow, target.decay, self._scale(*matrices.size))
                 inputs = [target.grad, direction, target.rate]
                 operations.append(UpdateOperation("muon", [target.var, moment], inputs, update))

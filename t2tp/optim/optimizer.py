@@ -18,47 +18,37 @@ from t2tp.mesh.layout import Layout
 from t2tp.suggestions import matches
 
 
-class WeightDecay:
-    """Decoupled weight decay: a step subtracts `learning_rate * rate` times the variable.
+def weight_decays(variables: Sequence[mtf.Variable], rate: float, exclude: str = "") -> list[float]:
+    """Returns the weight decay of each variable.
 
-    I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (arXiv:1711.05101).
+    The weight decay is decoupled: a step subtracts `learning_rate * rate` times the variable.
+    (I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.)
     Matrices and embeddings decay. Biases and the parameters of norms do not (see `mtf.Role`). A
     variable without a declared role decays if it has two dimensions or more.
+
+    Args:
+      variables: variables of one graph.
+      rate: the decay relative to the learning rate; 0 for no decay.
+      exclude: patterns of the names of variables that do not decay; see `matches`.
+
+    Raises:
+      ValueError: `exclude` matches no variable's name.
     """
+    if not rate or not variables:
+        return [0.0] * len(variables)
+    # Names of frozen variables count too: fine-tuning uses the hparams of the pretraining, whose
+    # pattern may match only frozen variables.
+    names = [var.name for var in variables[0].mesh.graph.all_variables]
+    if exclude and not any(matches(name, exclude) for name in names):
+        raise ValueError(
+            f"weight_decay_exclude={exclude!r} matches none of the variables: {', '.join(names)}"
+        )
 
-    def __init__(self, rate: float, exclude: str = "") -> None:
-        """Selects the variables that decay.
-
-        Args:
-          rate: the decay relative to the learning rate; 0 for no decay.
-          exclude: patterns of the names of variables that do not decay; see `matches`.
-        """
-        self._rate = rate
-        self._exclude = exclude
-
-    def rates(self, variables: Sequence[mtf.Variable]) -> list[float]:
-        """Returns the decay of each variable.
-
-        Raises:
-          ValueError: `exclude` matches no variable's name.
-        """
-        if not self._rate or not variables:
-            return [0.0] * len(variables)
-        # Names of frozen variables count too: fine-tuning uses the hparams of the pretraining,
-        # whose pattern may match only frozen variables.
-        names = [var.name for var in variables[0].mesh.graph.all_variables]
-        if self._exclude and not any(matches(name, self._exclude) for name in names):
-            raise ValueError(
-                f"weight_decay_exclude={self._exclude!r} matches none of the variables:"
-                f" {', '.join(names)}"
-            )
-        return [self._rate if self._decays(var) else 0.0 for var in variables]
-
-    def _decays(self, var: mtf.Variable) -> bool:
-        if matches(var.name, self._exclude):
-            return False
+    def decays(var: mtf.Variable) -> bool:
         role = declared(var).role
         return var.shape.ndims > 1 if role is None else role.kind in (MATRIX, HEAD, EMBEDDING)
+
+    return [rate if decays(v) and not matches(v.name, exclude) else 0.0 for v in variables]
 
 
 class Target(NamedTuple):
@@ -92,20 +82,20 @@ class Optimizer(mtf.optimize.Optimizer):
     update_number: mtf.Tensor | None = None
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
-        """Sets the learning rate, a float32 scalar, and reads the weight decay.
+        """Sets the learning rate, a float32 scalar.
 
         Raises:
           ValueError: hparams are invalid.
         """
         self.hparams, self._learning_rate = hparams, learning_rate
-        self._weight_decay = WeightDecay(hparams.weight_decay, hparams.weight_decay_exclude)
         self._shared = GraphMemo()
 
     def apply_grads(
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:
         """Updates the variables; returns the update operations."""
-        decays = self._weight_decay.rates(variables)
+        hparams = self.hparams
+        decays = weight_decays(variables, hparams.weight_decay, hparams.weight_decay_exclude)
         rates = {1.0: self._learning_rate}
         targets = []
         for grad, var, decay in zip(grads, variables, decays, strict=True):

@@ -24,7 +24,7 @@ from t2tp.lowering.signature import DROPPED, has
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import global_norm
-from t2tp.optim.gradient_accumulation import variable_gradients, variables_of
+from t2tp.optim.gradient_accumulation import variable_gradients
 
 _WITH_CONSTANT = (upstream.ScalarAddOperation, upstream.ScalarMultiplyOperation)
 
@@ -55,7 +55,7 @@ def row_losses_and_norms(
         raises this error.
     """
     if batch.size == 1:
-        grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
+        grads = gradients_at_rest(variable_gradients(loss, mesh), mesh.graph.trainable_variables)
         norm = global_norm(_with_norm(grads, mesh))
         return mtf.reshape(loss, mtf.Shape([batch])), mtf.reshape(norm, mtf.Shape([batch]))
     rows = _RowSums(batch)
@@ -73,7 +73,8 @@ def row_losses_and_norms(
 
 def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
     """Returns the gradients that the step's `gradient_norm` includes."""
-    return [g for v, g in zip(variables_of(mesh), grads, strict=True) if not is_balance(v)]
+    variables = mesh.graph.trainable_variables
+    return [g for v, g in zip(variables, grads, strict=True) if not is_balance(v)]
 
 
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:

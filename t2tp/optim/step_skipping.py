@@ -22,29 +22,28 @@ def finite(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
 SKIPPED_STEPS = "step_guard/skipped_steps"
 
 
-class SkippedSteps:
+def count_skipped_steps(mesh: Mesh, is_good: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Counts skipped steps, in the variable `step_guard/skipped_steps`.
 
-    Without this variable in a checkpoint, the count starts at 0.
+    Without this variable in a checkpoint, the count starts at 0. `is_good` is a boolean scalar:
+    whether to execute the step.
 
-    Attributes:
-      total: number of skipped steps, including this step if it is skipped; a float32 scalar.
-      update_number: the number, from 1, that this update has if it is executed; a float32 scalar.
+    Returns:
+      float32 scalars: the number of skipped steps, including this step if it is skipped; and the
+      number, from 1, that this update has if it is executed.
     """
-
-    def __init__(self, mesh: Mesh, is_good: mtf.Tensor) -> None:
-        """Adds the count to the graph (`is_good`: whether to execute the step, a boolean)."""
-        before = step_variable(mesh, SKIPPED_STEPS)
-        # Must precede the assignment: later reads return the assigned value.
-        self.update_number = mtf.cast(mesh.step, tf.float32) + 1.0 - before
-        self.total = before + mtf.cast(mtf.logical_not(is_good), tf.float32)
-        mtf.assign(before, self.total)
+    before = step_variable(mesh, SKIPPED_STEPS)
+    # Must precede the assignment: later reads return the assigned value.
+    update_number = mtf.cast(mesh.step, tf.float32) + 1.0 - before
+    total = before + mtf.cast(mtf.logical_not(is_good), tf.float32)
+    mtf.assign(before, total)
+    return total, update_number
 
 
-def good_step(
+def conditions_of_step(
     loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
-) -> mtf.Tensor | None:
-    """Returns whether to execute a step, a boolean scalar; None if steps are never skipped.
+) -> list[mtf.Tensor]:
+    """Returns the conditions under which to execute a step, boolean scalars. All must be true.
 
     With `on_nonfinite=skip` a step is skipped if its loss or the norm of its gradients (a
     float32 scalar) is infinite or NaN. With `skip_step_sigma` above 0 a step is skipped if its loss
@@ -55,21 +54,13 @@ def good_step(
 
     Checkpoints include the recorded values, in the variables `step_guard/...`.
     """
-    is_good = is_finite if hparams.on_nonfinite == "skip" else None
-    if hparams.skip_step_sigma:
-        calm = _calm(mtf.cast(loss, tf.float32), norm, is_finite, hparams)
-        is_good = calm if is_good is None else mtf.logical_and(is_good, calm)
-    return is_good
-
-
-def _calm(
-    loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
-) -> mtf.Tensor:
-    """Returns whether neither the loss nor the norm has a spike, and records both."""
+    conditions = [is_finite] if hparams.on_nonfinite == "skip" else []
+    if not hparams.skip_step_sigma:
+        return conditions
     mesh, window, sigma = loss.mesh, hparams.skip_step_window, hparams.skip_step_sigma
     count = step_variable(mesh, "step_guard/count")
-    calm, ring = None, mtf.Shape([mtf.Dimension("step_guard_window", window)])
-    for name, value in (("losses", loss), ("gradient_norms", norm)):
+    ring = mtf.Shape([mtf.Dimension("step_guard_window", window)])
+    for name, value in (("losses", mtf.cast(loss, tf.float32)), ("gradient_norms", norm)):
         last = step_variable(mesh, f"step_guard/{name}", 0.0, ring)
 
         def is_usual(value: tf.Tensor, last: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
@@ -86,14 +77,14 @@ def _calm(
             place = tf.equal(tf.range(window, dtype=tf.float32), tf.math.mod(count, window))
             return tf.where(place & finite, value, last)
 
-        usual = mtf.slicewise(
-            is_usual, [value, last, count], output_dtype=tf.bool, grad_function=0, name="is_usual"
+        inputs = [value, last, count]
+        conditions.append(
+            mtf.slicewise(is_usual, inputs, output_dtype=tf.bool, grad_function=0, name="is_usual")
         )
-        calm = usual if calm is None else mtf.logical_and(calm, usual)
         inputs = [last, count, value, is_finite]
         mtf.assign(last, mtf.slicewise(written, inputs, grad_function=0, name="written"))
     mtf.assign(count, count + mtf.cast(is_finite, tf.float32))
-    return calm
+    return conditions
 
 
 _FIRST_SCALE = 2.0**15

@@ -1,5 +1,6 @@
 """The training step: from a loss to updated variables."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from t2tp.optim.ema import average_weights
 from t2tp.optim.gradient_accumulation import LossFn, accumulate, variable_gradients
 from t2tp.optim.optimizer import variable_slice
 from t2tp.optim.schedules import learning_rate
-from t2tp.optim.step_skipping import LossScale, SkippedSteps, finite, good_step
+from t2tp.optim.step_skipping import LossScale, conditions_of_step, count_skipped_steps, finite
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ def train_step(
 def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
     """Returns each stage's measured idle share and their mean, by name."""
     (stages,) = of_stages.shape.dims
-    shares = {"pipeline_idle_share": mtf.reduce_mean(of_stages)}
-    for number in range(stages.size):
-        one = mtf.slice(of_stages, number, 1, stages.name)
-        shares[f"pipeline_idle_share_stage_{number}"] = mtf.reshape(one, [])
-    return shares
+    shares = {
+        f"pipeline_idle_share_stage_{number}": share
+        for number, share in enumerate(mtf.unstack(of_stages, stages))
+    }
+    return {"pipeline_idle_share": mtf.reduce_mean(of_stages), **shares}
 
 
 def apply_gradients(
@@ -88,7 +89,7 @@ def apply_gradients(
       mesh: the program's mesh.
       hparams: `optimizer` and `learning_rate_schedule` and their hparams; `clip_grad_norm`
         (0: no clipping); `ema_decay` (0: no averages of the weights);
-        `on_nonfinite`, `skip_step_sigma` and `skip_step_window` (see `good_step`);
+        `on_nonfinite`, `skip_step_sigma` and `skip_step_window` (see `conditions_of_step`);
         `show_movement`; `activation_dtype`: with float16 the loss is scaled (see `LossScale`), and
         a step whose gradients overflow is skipped.
       train_steps: steps of the training.
@@ -132,19 +133,19 @@ def _apply(
         "gradient_norm": norm,
         "is_finite": mtf.cast(is_finite, tf.float32),
     }
-    is_good = good_step(loss, norm, is_finite, hparams)
+    conditions = conditions_of_step(loss, norm, is_finite, hparams)
     if loss_scale is not None:
-        fits = finite([norm])
-        is_good = fits if is_good is None else mtf.logical_and(is_good, fits)
-        loss_scale.update(fits)
+        conditions.append(finite([norm]))
+        loss_scale.update(conditions[-1])
         scalars["loss_scale"] = loss_scale.value
-    # Must precede the updates: `UpdateNorm` reads the variables before the step.
-    movement = UpdateNorm(variables) if hparams.show_movement else None
+    is_good = functools.reduce(mtf.logical_and, conditions) if conditions else None
+    if hparams.show_movement:
+        # Must precede the updates, to read the variables before the step.
+        before = SnapshotOperation(variables).outputs
+        scalars["parameter_norm"] = global_norm(before, of_stage)
     optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
     if is_good is not None:
-        skipped = SkippedSteps(mesh, is_good)
-        scalars["skipped_steps"] = skipped.total
-        optimizer.update_number = skipped.update_number
+        scalars["skipped_steps"], optimizer.update_number = count_skipped_steps(mesh, is_good)
     updates = list(optimizer.apply_grads(grads, variables))
     updates += [_rebalanced(v, g, hparams.moe_balance_rate) for v, g in balances]
     if hparams.ema_decay:
@@ -152,9 +153,11 @@ def _apply(
     if is_good is not None:
         for op in updates:
             op.predicate = is_good
-    if movement is not None:
-        scalars["parameter_norm"] = movement.parameter_norm
-        scalars["update_norm"] = movement.update_norm()
+    if hparams.show_movement:
+        after = SnapshotOperation(variables).outputs
+        pairs = zip(after, before, strict=True)
+        changes = [mtf.cwise(_change, list(x), tf.float32, name="change") for x in pairs]
+        scalars["update_norm"] = global_norm(changes, of_stage)
     return scalars
 
 
@@ -171,25 +174,6 @@ def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Op
 
 def _loss_scale(mesh: Mesh, hparams: HParams) -> LossScale | None:
     return LossScale(mesh) if hparams.activation_dtype == "float16" else None
-
-
-class UpdateNorm:
-    """The norm of the variables before a step, and the norm of their change by the step."""
-
-    def __init__(self, variables: Sequence[mtf.Variable]) -> None:
-        """Takes a snapshot of the variables. Call this before creating their updates."""
-        self._variables = list(variables)
-        self._before = SnapshotOperation(self._variables).outputs
-        self.parameter_norm = self._norm(self._before)
-
-    def update_norm(self) -> mtf.Tensor:
-        """Returns the norm of the change, a float32 scalar. Create the updates before."""
-        after = SnapshotOperation(self._variables).outputs
-        changes = zip(after, self._before, strict=True)
-        return self._norm([mtf.cwise(_change, list(x), tf.float32, name="change") for x in changes])
-
-    def _norm(self, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
-        return global_norm(tensors, [count_of_stages(var) for var in self._variables])
 
 
 def _change(now: tf.Tensor, then: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,7 @@ import pytest
 
 from t2tp import mtf, registry
 from t2tp.building.mesh import declared
-from t2tp.optim.optimizer import WeightDecay
+from t2tp.optim.optimizer import weight_decays
 from t2tp.program.abstract_program import AbstractProgram
 from tests.models.any_model import EVERY, TRANSFORMERS, small_model
 
@@ -15,15 +15,10 @@ ALL_BIASES = {"use_bias": True, "norm_type": "layer", "position": "relative"}
 
 
 def trainable_variables(model, features):
-    built = []
-
     def step(mesh, features):
-        loss = model.loss(mesh, features, training=True).loss
-        built.extend(mesh.graph.trainable_variables)
-        return {"loss": loss}
+        return {"loss": model.loss(mesh, features, training=True).loss}
 
-    AbstractProgram(step, features).trace()
-    return list(dict.fromkeys(built))
+    return AbstractProgram(step, features).graph()[0].trainable_variables
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -32,7 +27,7 @@ def test_biases_and_norms_do_not_decay(name):
     model, _, features = small_model(name, **changes)
     variables = trainable_variables(model, features)
     assert all(declared(var).role for var in variables)
-    decays = WeightDecay(0.5).rates(variables)
+    decays = weight_decays(variables, 0.5)
     for var, decay in zip(variables, decays, strict=True):
         assert (decay == 0.0) == bool(NOT_DECAYED.search(var.name)), var.name
         assert list(declared(var).role.dims) == list(var.shape.dims)
@@ -54,7 +49,7 @@ def test_a_variable_without_a_role_decays_if_it_has_two_dimensions():
             mtf.get_variable(mesh, "vector", mtf.Shape([b])).operation,
             mtf.get_variable(mesh, "bias", mtf.Shape([a, b]), role=mtf.Role("bias")).operation,
         ]
-        assert WeightDecay(0.5).rates(variables) == [0.5, 0.0, 0.0]
+        assert weight_decays(variables, 0.5) == [0.5, 0.0, 0.0]
         return {"x": mtf.reduce_sum(variables[0].value)}
 
     AbstractProgram(step).trace()
