@@ -16,11 +16,9 @@ from t2tp.report.parts import Report
 from t2tp.step.attribution import Attribution
 from t2tp.step.kernels import Kernels, own_kernels
 from t2tp.step.lifetimes import Liveness
-from t2tp.step.lowered import LoweredStep
+from t2tp.step.lowered import ChunkBytes, LoweredStep, owner_of, pipeline_loop
 from t2tp.step.memory import with_fragmentation
 from t2tp.step.order import FIRST, LAST, MIDDLE, Placed, is_weight, of_stage, program_order
-from t2tp.step.pipeline import ChunkBytes, pipeline_loop
-from t2tp.step.variables import owner_of
 from t2tp.step.work import UPDATE
 
 

@@ -48,14 +48,20 @@ class Attribution:
         if not collective.sums:
             return (self._of_operation(collective),)
         if collective.kind == "allgather":
-            return self._of_gathers(collective)
-        tensors = [self._tensors[name] for name in collective.sums]
-        elements = [math.prod(self._layout.slice_size(t.shape)) for t in tensors]
-        itemsize = collective.bytes // sum(elements)
-        return tuple(
-            self._of_sum(tensor, count * itemsize, collective.axes, len(tensors))
-            for tensor, count in zip(tensors, elements, strict=True)
-        )
+            gathered = (_gathered_variable(self._operations[name]) for name in collective.sums)
+            served = [variable for variable in gathered if variable is not None]
+        else:
+            served = [self._tensors[name] for name in collective.sums]
+        elements = [math.prod(self._layout.slice_size(x.shape)) for x in served]
+        itemsize, together = collective.bytes // sum(elements), len(served)
+        uses = []
+        for name, x, count in zip(collective.sums, served, elements, strict=True):
+            size = count * itemsize
+            if isinstance(x, upstream.Variable):
+                uses.append(CollectiveUse(name, size, (), used=(x.name,), together=together))
+            else:
+                uses.append(self._of_sum(x, size, collective.axes, together))
+        return tuple(uses)
 
     def _of_operation(self, collective: Collective) -> CollectiveUse:
         """Attributes a collective that an operation emits in `lower`."""
@@ -67,17 +73,6 @@ class Attribution:
         tensors = [] if op is None else [*op.inputs, *op.outputs]
         over = dict.fromkeys(dim for t in tensors for dim in self._split(t, collective.axes))
         return CollectiveUse(collective.operation, collective.bytes, tuple(over))
-
-    def _of_gathers(self, collective: Collective) -> tuple[CollectiveUse, ...]:
-        """Attributes an all-gather of several variables."""
-        variables = [_gathered_variable(self._operations[name]) for name in collective.sums]
-        elements = [math.prod(self._layout.slice_size(v.shape)) for v in variables if v]
-        itemsize = collective.bytes // sum(elements)
-        return tuple(
-            CollectiveUse(name, count * itemsize, (), used=(v.name,), together=len(variables))
-            for name, v, count in zip(collective.sums, variables, elements, strict=True)
-            if v
-        )
 
     def _of_sum(
         self, tensor: upstream.Tensor, num_bytes: int, axes: Sequence[str], together: int

@@ -44,11 +44,6 @@ class Kernels:
     repeats_all: bool = False
     fragmentation: Annotated[float, Limits(min=0.0, max=1.0)] = 0.0
 
-    @property
-    def has_kernel(self) -> bool:
-        """Whether a dedicated kernel computes attention, and saves no scores."""
-        return self.attention not in WITHOUT_KERNEL
-
 
 # t2tp's kernels in a step that XLA compiles. The fragmentation is measured: two steps of GPT-2 124M
 # on an H200 (benchmarks/gpu/nvidia_h200.json).

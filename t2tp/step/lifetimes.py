@@ -31,7 +31,7 @@ from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.cross_entropy.operation import CrossEntropyGradOperation, CrossEntropyOperation
 from t2tp.ops.dropout import DropoutOperation
 from t2tp.step.fusion import Chains
-from t2tp.step.kernels import Kernels
+from t2tp.step.kernels import WITHOUT_KERNEL, Kernels
 from t2tp.step.memory import Memory
 from t2tp.step.order import Placed, as_soon_as_possible, is_sharding, is_weight
 from t2tp.step.slices import kind_of, slice_bytes, slice_elements
@@ -157,7 +157,7 @@ class Retained:
         if output == 2:  # The rounding error of the result, which only the engine saves.
             return 0
         options = op._options
-        if self._software.has_kernel:
+        if self._software.attention not in WITHOUT_KERNEL:
             return _FLOAT32 * slice_elements(result, self._layout) // result.shape.dims[-1].size
         if options.is_blockwise:  # The backward pass computes the weights and softmax sums again.
             return 0
@@ -223,9 +223,10 @@ class Liveness:
         for tensor, held in self._of.items():
             self._set_purpose(tensor, held)
         self.buffers = [*self._of.values(), *self._retained.buffers()]
-        self.layer_bytes = Counter(
-            {name: self._sum(name) for name in ("kept", "gathered", "gradients", "sums")}
-        )
+        self.layer_bytes = Counter(dict.fromkeys(("kept", "gathered", "gradients", "sums"), 0))
+        for held in self.buffers:
+            if held.counts and held.purpose in self.layer_bytes:
+                self.layer_bytes[held.purpose] += held.num_bytes
 
     def _visit(self, i: int, each: Placed) -> None:
         op = each.operation
@@ -285,11 +286,6 @@ class Liveness:
 
     def _root_of(self, tensor: upstream.Tensor) -> upstream.Tensor:
         return self._root.get(tensor, tensor)
-
-    def _sum(self, purpose: str) -> int:
-        return sum(
-            held.num_bytes for held in self.buffers if held.purpose == purpose and held.counts
-        )
 
     def _phase(self, i: int) -> str:
         return self.placed[i].phase if i < len(self.placed) else UPDATE

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from t2tp import upstream
 from t2tp.lowering.deferred_sums import BUCKET
+from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.operation import hooks
+from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.storage import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
+from t2tp.pipeline.loop import PipelineLoop
+from t2tp.pipeline.messages import MessageKind
 from t2tp.program.program import Program
 from t2tp.step import fusion
 from t2tp.step.kernels import Kernels
 from t2tp.step.lifetimes import WITH_ACTIVATIONS, Liveness
 from t2tp.step.memory import PURPOSES, Memory
 from t2tp.step.order import Placed, program_order
-from t2tp.step.variables import bytes_by_purpose, elements_in_use, largest_layer
+from t2tp.step.slices import slice_bytes
 from t2tp.step.work import BACKWARD, FORWARD, Traffic, Work
 
 _FLOAT32 = 4  # Bytes.
+# A slot's name consists of its variable's name, one of these suffixes, and the kind of slot.
+_SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
 
 
 @dataclasses.dataclass
@@ -195,3 +203,82 @@ def _model_flops(placed: Sequence[Placed]) -> tuple[float, float]:
         if isinstance(op, AttentionOperation) and op._options.causal and not op._options.window:
             hidden += count / 2
     return flops, hidden
+
+
+def pipeline_loop(operations: Iterable[upstream.Operation]) -> PipelineLoop | None:
+    """Finds the loop of a program's pipeline; None if there is none."""
+    loops = (op for op in all_operations(operations) if isinstance(op, PipelineLoop))
+    return next(loops, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkBytes:
+    """The bytes of a microbatch by chunk of a stage.
+
+    Attributes:
+      kept: bytes of activations that a forward pass saves in the chunk's layers.
+      results: bytes of the activations that the chunk's layers return.
+      messages: bytes of these activations that a processor sends to the next stage.
+    """
+
+    kept: tuple[int, ...]
+    results: tuple[int, ...]
+    messages: tuple[int, ...]
+
+    @classmethod
+    def of_loop(cls, loop: PipelineLoop, layout: Layout) -> ChunkBytes:
+        """Reads the sizes from a lowered loop."""
+
+        def size(tensors: Sequence[upstream.Tensor]) -> int:
+            return sum(slice_bytes(x, layout) for x in tensors)
+
+        numbers = range(len(loop.partition.enters))
+        pieces = [loop.partition.pieces(c, max(loop.partition.exits[c])) for c in numbers]
+        crossing = [loop.partition.exit_of(c).outputs for c in numbers]
+        return cls(
+            tuple(size(piece.saved_activations) for piece in pieces),
+            tuple(map(size, crossing)),
+            tuple(MessageKind.of_tensors(outputs, layout).num_bytes for outputs in crossing),
+        )
+
+
+def owner_of(slot: str, variables: Container[str]) -> str | None:
+    """Returns the variable to which a slot belongs by its name; None if it is not a slot."""
+    ends = (
+        match.start() for suffix in _SLOT_SUFFIXES for match in re.finditer(f"(?={suffix})", slot)
+    )
+    return max((slot[:end] for end in ends if slot[:end] in variables), key=len, default=None)
+
+
+def bytes_by_purpose(
+    graph: upstream.Graph, layout: Layout, unused: Sequence[upstream.Variable] = ()
+) -> Counter[str]:
+    """Returns the bytes of a processor's `weights` and `optimizer` state.
+
+    `unused` are trainable variables that this processor does not have; it lacks their slots, too.
+    """
+    held: Counter[str] = Counter()
+    trained = {variable.name for variable in graph.trainable_variables}
+    without = {variable.name for variable in unused}
+    for variable in graph.all_variables:
+        owner = None if variable.trainable else owner_of(variable.name, trained)
+        if without.isdisjoint({variable.name, owner}):
+            # A variable's shape is its shape at rest, as ZeRO shards it.
+            size = math.prod(layout.slice_size(variable.shape)) * variable.slice_dtype.size
+            held["weights" if owner is None else "optimizer"] += size
+    return held
+
+
+def elements_in_use(variable: upstream.Variable, layout: Layout) -> int:
+    """Returns the number of a variable's elements that a processor uses."""
+    dims = [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in variable.shape.dims]
+    return math.prod(layout.slice_size(upstream.Shape(dims)))
+
+
+def largest_layer(graph: upstream.Graph, layout: Layout) -> int:
+    """Returns the number of weights of the largest layer that a processor uses; 0: no layers."""
+    sizes: Counter[str] = Counter()
+    for variable in graph.trainable_variables:
+        sizes[layer_of(variable.name)] += elements_in_use(variable, layout)
+    del sizes[""]  # Variables outside of layers.
+    return max(sizes.values(), default=0)

@@ -236,10 +236,8 @@ def _set_phases(placed: Sequence[Placed]) -> None:
     for each in placed[backward[0] : end + 1]:
         # The loss belongs to the forward pass, though a pipeline computes it in a backward entry.
         is_loss = each.stage == LAST and GRADIENTS not in each.operation.name
-        if each.part.startswith(Action.FORWARD.value) or is_loss:
-            each.phase = FORWARD
-        else:
-            each.phase = BACKWARD
+        is_forward = each.part.startswith(Action.FORWARD.value) or is_loss
+        each.phase = FORWARD if is_forward else BACKWARD
     for each in placed[end + 1 :]:
         each.phase = UPDATE
 

@@ -25,10 +25,9 @@ from t2tp.planner.depth import depths, lower_by_layers
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 from t2tp.step.lifetimes import Liveness
-from t2tp.step.lowered import LoweredStep
+from t2tp.step.lowered import ChunkBytes, LoweredStep, pipeline_loop
 from t2tp.step.memory import Memory
 from t2tp.step.order import FIRST, LAST, MIDDLE, of_stage, program_order
-from t2tp.step.pipeline import ChunkBytes, pipeline_loop
 from t2tp.step.work import UPDATE, Traffic
 
 # Stages and microbatches of the lowered program.
