@@ -23,13 +23,17 @@ def initial_value(shape, dtype=tf.float32, partition_info=None):
 
 def make_hparams(**values: object) -> HParams:
     """Returns hparams with a constant learning rate of 0.01 and no clipping."""
+    constant = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.01}
     hparams = base_hparams()
-    hparams.learning_rate_schedule = "constant"
-    hparams.learning_rate_constant = 0.01
-    hparams.clip_grad_norm = 0.0
-    for name, value in values.items():
+    for name, value in {**constant, "clip_grad_norm": 0.0, **values}.items():
         hparams.set(name, value)
     return hparams
+
+
+def assert_close(found, wanted, rtol, atol=0.0):
+    """Checks each array of `wanted`."""
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol, atol, err_msg=name)
 
 
 def loss_of(mesh: mtf.Mesh, x: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:

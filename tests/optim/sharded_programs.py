@@ -24,6 +24,16 @@ MESHES = {
 SCHEDULE = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.01}
 
 
+def training_step(model):
+    """Returns a step that trains a model: it outputs loss, gradient norm and summed metrics."""
+
+    def step(mesh, features):
+        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, model.hparams, 10)
+        return {"loss": done.loss, "gradient_norm": done.scalars["gradient_norm"], **done.sums}
+
+    return step
+
+
 def make(family, mesh, stage, optimizer="sgd", kind=DoubleProgram, **changes):
     """Returns a program that trains a model."""
     made = FAMILIES[family]
@@ -35,10 +45,5 @@ def make(family, mesh, stage, optimizer="sgd", kind=DoubleProgram, **changes):
         zero_stage=stage,
         optimizer=optimizer,
     )
-    model = registry.model(made.model)(hparams, made.vocab_sizes)
-
-    def step(mesh, features):
-        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
-        return {"loss": done.loss, "norm": done.scalars["gradient_norm"]}
-
+    step = training_step(registry.model(made.model)(hparams, made.vocab_sizes))
     return kind(step, made.features(), layout=Layout.from_hparams(hparams), xla=False)

@@ -9,9 +9,9 @@ import tensorflow as tf
 import t2tp
 from t2tp.lowering.mesh_impl import Backend
 from t2tp.ops.attention import cudnn
-from t2tp.optim import train_step
 from t2tp.program.segments import segment_features
 from tests.models.any_model import small_model
+from tests.optim.sharded_programs import training_step
 
 GPU = Backend(on_cpu=False, compiles_regions=False, compiles_step=True)
 
@@ -19,12 +19,7 @@ GPU = Backend(on_cpu=False, compiles_regions=False, compiles_step=True)
 def step_of(family: str, **changes: object) -> t2tp.Program:
     """Returns the program of a family's training step."""
     model, _, features = small_model(family, **changes)
-
-    def step(mesh, parts):
-        done = train_step(lambda x: model.loss(mesh, x, True), parts, mesh, model.hparams, 9)
-        return {"loss": done.loss}
-
-    return t2tp.Program(step, features, xla=True)
+    return t2tp.Program(training_step(model), features, xla=True)
 
 
 def hlo_of(program: t2tp.Program, stage: str) -> str:

@@ -1,7 +1,5 @@
 """Microbatches give the large batch's loss, gradients and dropout, with less memory."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,49 +12,18 @@ from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.trainer.planning import request
 from tests.models import small_lm
 from tests.optim.regression import make_hparams
+from tests.optim.sharded_programs import training_step
 from tests.warm_processes import printed
 
-STEPS = 3
 
-
-def program_of(hparams, mesh_shape="", features=None):
-    def step(mesh, features):
-        model = TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE})
-        done = train_step(
-            lambda part: model.loss(mesh, part, training=True),
-            features,
-            mesh,
-            hparams,
-            small_lm.TRAIN_STEPS,
-        )
-        return {"loss": done.loss, **done.sums, **done.scalars}
-
-    return t2tp.Program(
-        step, features or small_lm.FEATURES, mesh_shape=mesh_shape, layout=hparams.layout
-    )
-
-
-@functools.cache
-def trained(mesh_shape, microbatches, **values):
-    """Returns the program, the outputs of three steps, and the variables after them.
-
-    Rows have 0 to 12 tokens.
-    """
-    hparams = small_lm.make_hparams(
-        microbatches=microbatches, **{**small_lm.DESCENT, "clip_grad_norm": 0.5, **values}
-    )
-    program = program_of(hparams, mesh_shape)
-    shown = [program(small_lm.make_batch(k), step=k) for k in range(STEPS)]
-    steps = {
-        f"{name} of step {k}": np.asarray(outputs[name])
-        for k, outputs in enumerate(shown)
-        for name in ("loss", "nll", "tokens", "gradient_norm")
-    }
-    return program, steps, {v.spec.name: v.numpy() for v in program.variables}
+def program_of(mesh_shape="", **values):
+    hparams = small_lm.make_hparams(**small_lm.DESCENT, clip_grad_norm=0.5, **values)
+    step = training_step(TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE}))
+    return t2tp.Program(step, small_lm.FEATURES, mesh_shape=mesh_shape, layout=hparams.layout)
 
 
 def test_gradients_are_summed_over_the_mesh_once():
-    once, accumulated = (trained("data:2", n)[0].collective_log() for n in (1, 4))
+    once, accumulated = (program_of("data:2", microbatches=n).collective_log() for n in (1, 4))
     assert {c.times for c in accumulated} == {1}
     # The addition to gradients and metrics is the weight of the loss.
     assert sum(c.bytes for c in accumulated) <= sum(c.bytes for c in once) + 16
@@ -79,10 +46,12 @@ def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
 
 @pytest.mark.slow
 def test_float16_is_scaled():
-    shown = [trained("", n, activation_dtype="float16")[1] for n in (1, 4)]
-    assert shown[1]["gradient_norm of step 0"] == pytest.approx(
-        shown[0]["gradient_norm of step 0"], rel=1e-2
+    """Rows have 0 to 12 tokens."""
+    whole, in_parts = (
+        program_of(microbatches=n, activation_dtype="float16")(small_lm.make_batch(0))
+        for n in (1, 4)
     )
+    assert in_parts["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=1e-2)
 
 
 @pytest.mark.slow
@@ -94,12 +63,12 @@ def test_eight_parts_need_a_fraction_of_the_memory(tmp_path):
 
 def test_a_batch_that_cannot_be_cut_says_into_how_many_parts_it_can():
     with pytest.raises(ValueError, match="microbatches=3 does not divide a batch of 8.*1, 2, 4, 8"):
-        program_of(small_lm.make_hparams(microbatches=3))
+        program_of(microbatches=3)
 
 
 def test_parts_that_a_mesh_cannot_split_are_refused_by_name():
     with pytest.raises(t2tp.mesh.layout.LayoutError, match="microbatch.*batch"):
-        program_of(small_lm.make_hparams(microbatches=4), "data:4")
+        program_of("data:4", microbatches=4)
 
 
 def linear_program(microbatches, feature="batch:8", mesh_shape="data:2", xla=None):

@@ -12,7 +12,7 @@ import torch
 import t2tp
 from t2tp.building.mesh import declared
 from t2tp.optim.orthogonalization import OrthogonalizeOperation
-from tests.optim.regression import SHAPES, X, initial_value, make_hparams, train
+from tests.optim.regression import SHAPES, X, assert_close, initial_value, make_hparams, train
 from tests.optim.sharded_programs import make
 
 
@@ -58,8 +58,7 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
     hparams = make_hparams(optimizer="muon", weight_decay=0.1, optimizer_muon_scale=scale)
     ours, wanted = train(hparams, *layout), peer_result(scale, 0.1)
     assert wanted["loss"][-1] < 0.9 * wanted["loss"][0]
-    for name in wanted:
-        np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-6, atol=3e-6, err_msg=name)
+    assert_close(ours, wanted, 1e-6, 3e-6)
 
 
 PLACES = [("data", 0, 4, 1), ("both", 0, 2, 2), ("pods", 1, 1, 4)]

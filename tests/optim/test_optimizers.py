@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf1
 import t2tp
 from t2tp import mtf
 from t2tp.optim.adam import Adam
-from tests.optim.regression import make_hparams, train, train_with_keras
+from tests.optim.regression import assert_close, make_hparams, train, train_with_keras
 from tests.page_blocks import blocks
 
 MESHES = ["", "data:2;model:2"]
@@ -75,19 +75,16 @@ def our_result(name, mesh_shape, layout):
 def test_twenty_steps_are_those_of_keras(name, mesh_shape, layout):
     ours, theirs = our_result(name, mesh_shape, layout), keras_result(name)
     assert theirs["loss"][-1] < 0.9 * theirs["loss"][0]
-    for each, wanted in theirs.items():
-        # Adam divides by 1 - beta2**step, which has an error of 3e-6 in float32 at the first step.
-        np.testing.assert_allclose(ours[each], wanted, rtol=2e-5, atol=2e-5, err_msg=each)
-    for each, wanted in our_result(name, "", "").items():
-        np.testing.assert_allclose(ours[each], wanted, rtol=1e-6, atol=2e-6, err_msg=each)
+    # Adam divides by 1 - beta2**step, which has an error of 3e-6 in float32 at the first step.
+    assert_close(ours, theirs, 2e-5, 2e-5)
+    assert_close(ours, our_result(name, "", ""), 1e-6, 2e-6)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_variables_without_a_fused_kernel_are_updated_by_the_same_formula(name):
     """Tests float64 variables; the fused kernels are for float32."""
     ours = train(make_hparams(**REFERENCES[name][2]), *LAID_OUT[1], dtype=tf.float64)
-    for each, wanted in keras_result(name).items():
-        np.testing.assert_allclose(ours[each], wanted, rtol=2e-5, atol=2e-5, err_msg=each)
+    assert_close(ours, keras_result(name), 2e-5, 2e-5)
 
 
 def test_the_optimizer_of_the_docs_is_the_same_on_a_mesh():
@@ -96,8 +93,7 @@ def test_the_optimizer_of_the_docs_is_the_same_on_a_mesh():
     hparams = make_hparams(optimizer="signum", weight_decay=0.1, learning_rate_constant=0.002)
     alone, split = train(hparams, ""), train(hparams, *LAID_OUT[1])
     assert alone["loss"][-1] < 0.98 * alone["loss"][0]
-    for each, wanted in alone.items():
-        np.testing.assert_allclose(split[each], wanted, rtol=1e-6, atol=2e-6, err_msg=each)
+    assert_close(split, alone, 1e-6, 2e-6)
 
 
 @pytest.mark.parametrize("name", ["momentum", "lion", "adamw", "adafactor"])
@@ -107,8 +103,7 @@ def test_a_step_with_all_that_can_be_asked_for_compiles_as_a_whole(name):
     asked_for = {"ema_decay": 0.9, "on_nonfinite": "skip", "skip_step_sigma": 6.0}
     hparams = make_hparams(**values, **asked_for, clip_grad_norm=0.5, show_movement=True)
     compiled, plain = (train(hparams, "", xla=xla) for xla in (True, False))
-    for each, wanted in plain.items():
-        np.testing.assert_allclose(compiled[each], wanted, rtol=1e-5, atol=1e-5, err_msg=each)
+    assert_close(compiled, plain, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES)

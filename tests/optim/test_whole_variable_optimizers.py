@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.optim import quadratic
-from tests.optim.regression import make_hparams
+from tests.optim.regression import assert_close, make_hparams
 
 RATE = 0.02
 LAID_OUT = [
@@ -96,13 +96,11 @@ def ours(name, mesh_shape, layout):
 @pytest.mark.parametrize(("mesh_shape", "layout"), LAID_OUT)
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_steps_are_those_of_the_formula(name, mesh_shape, layout):
-    for each, wanted in in_float64(name).items():
+    for wanted in in_float64(name).values():
         start = quadratic.initial_value(wanted.shape).numpy()
         assert np.abs(wanted - start).max() > 0.1
-        value = ours(name, mesh_shape, layout)[each]
-        np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=2e-6, err_msg=each)
-        alone = ours(name, "", "")[each]
-        np.testing.assert_allclose(value, alone, rtol=2e-6, atol=1e-6, err_msg=each)
+    assert_close(ours(name, mesh_shape, layout), in_float64(name), 2e-5, 2e-6)
+    assert_close(ours(name, mesh_shape, layout), ours(name, "", ""), 2e-6, 1e-6)
 
 
 def test_sums_of_variables_that_are_split_alike_are_made_together():

@@ -8,12 +8,12 @@ from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import Pipeline
 from t2tp.mesh.storage import Storage
-from t2tp.optim import train_step
 from t2tp.program.program import Program
 from tests.layout_check.double_program import values_of
 from tests.models.any_model import small_model
 from tests.models.small_lm import DESCENT
 from tests.models.small_transformers import FAMILIES
+from tests.optim.sharded_programs import training_step
 
 DROPOUT = {"layer_prepostprocess_dropout": 0.2, "attention_dropout": 0.2, "relu_dropout": 0.2}
 SIZES = {"num_hidden_layers": 4, "d_model": 8, "d_ff": 16, "d_kv": 2}
@@ -42,15 +42,7 @@ def example(family, changes):
 def program(family, layout, microbatches, kind=DoubleProgram, **changes):
     """Returns the program of a family's training step."""
     model, _, features = example(family, {**DESCENT, "microbatches": microbatches, **changes})
-
-    def step(mesh, given):
-        def loss(part):
-            return model.loss(mesh, part, True)
-
-        done = train_step(loss, given, mesh, model.hparams, 1)
-        return {"loss": done.loss, "norm": done.scalars["gradient_norm"], **done.sums}
-
-    return kind(step, features, layout=layout, xla=False)
+    return kind(training_step(model), features, layout=layout, xla=False)
 
 
 def values(program: Program, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -85,11 +77,11 @@ def with_and_without_stages(
     return found, unpipelined(family, **changes)
 
 
-def assert_equal(found, wanted, tolerance=1e-12):
-    """Checks errors relative to each array's largest element, or to 1e-3 if that is larger."""
+def assert_equal(found, wanted, tolerance=1e-12, least=1e-3):
+    """Checks errors relative to each array's largest element, or to `least` if that is larger."""
     assert set(found) == set(wanted)
     errors = {
-        name: np.max(np.abs(found[name] - x)) / max(np.max(np.abs(x)), 1e-3)
+        name: np.max(np.abs(found[name] - x)) / max(np.max(np.abs(x)), least)
         for name, x in wanted.items()
     }
     worst = max(errors, key=errors.__getitem__)

@@ -10,12 +10,13 @@ from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import Pipeline
 from t2tp.mesh.storage import Storage
-from t2tp.optim import sum_metrics, train_step
+from t2tp.optim import sum_metrics
 from t2tp.optim.loss import LossOutput
 from t2tp.pipeline.assign_layers import assign_layers
 from t2tp.program.program import Program
 from t2tp.program.replicas import ReplicaCheck
 from tests.models.small_transformers import FAMILIES, MEGATRON
+from tests.optim.sharded_programs import training_step
 from tests.pipeline import staged_steps
 
 LAYERS = {"num_hidden_layers": 2}
@@ -133,10 +134,9 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_cannot_be_is_refused_before_any_work(message):
     case = {"mesh": "stage:2", "rules": "layers:stage", "storage": None, "pipeline": None}
-    case |= {"changes": {}} | REFUSED[message]
-    changes = case.pop("changes")
+    case |= REFUSED[message]
     with pytest.raises(LayoutError, match=message):
-        training(Layout(*case.values()), **changes)
+        training(Layout(*case.values()))
 
 
 def test_stages_have_the_same_kinds_of_layers():
@@ -174,16 +174,8 @@ def test_layers_that_are_left_over_go_to_the_middle():
 
 @pytest.mark.slow
 def test_a_layout_with_stages_is_checked_against_one_device():
-    layout = Layout("stage:2", "layers:stage")
-    model = FAMILIES["lm"].make(**LAYERS)
-    hparams = FAMILIES["lm"].hparams(**LAYERS, microbatches=2)
-
-    def step(mesh, features):
-        done = train_step(lambda part: model.loss(mesh, part, True), features, mesh, hparams, 1)
-        return {"loss": done.loss}
-
-    report = t2tp.check_layout(
-        step, FAMILIES["lm"].features(), FAMILIES["lm"].batch(), layout=layout
-    )
+    layout, family = Layout("stage:2", "layers:stage"), FAMILIES["lm"]
+    step = training_step(family.make(**LAYERS, microbatches=2))
+    report = t2tp.check_layout(step, family.features(), family.batch(), layout=layout)
     assert "layer_01/attention/q" in str(report)
     assert "agree to 1e-12" in str(report)

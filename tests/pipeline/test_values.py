@@ -3,6 +3,8 @@
 Cases differ in family, stages, schedule, microbatches and other axes. All are in float64.
 """
 
+from collections import ChainMap
+
 import pytest
 
 from tests.models.small_transformers import MEGATRON
@@ -15,67 +17,56 @@ ADAFACTOR = dict(optimizer="adafactor", ema_decay=0.9, clip_grad_norm=1e-3, num_
 ZERO_BUBBLE = dict(schedule="zero_bubble", microbatches=2)
 INTERLEAVED = dict(schedule="interleaved", chunks=2)
 TWO = dict(num_hidden_layers=2, microbatches=2)
-# Family, mesh, and arguments of `with_and_without_stages`. A case takes seconds, so most cases
-# combine a feature of the pipeline with a feature of the model or its update.
+BY_HAND = dict(layers="1,2", num_hidden_layers=3, microbatches=1)
+SEQUENCE = f"{MEGATRON};residual_length:model"
+
+
+def case(family, mesh, *parts, **changes):
+    """Returns a family, a mesh, and the other arguments of `with_and_without_stages`."""
+    return family, mesh, dict(ChainMap(changes, *parts))
+
+
+# A case takes seconds, so most cases combine a feature of the pipeline with a feature of the model
+# or its update.
 CASES = {
-    "GPipe, one microbatch, layers assigned by hand, relative positions": (
-        *("lm", "stage:2"),
-        dict(schedule="gpipe", microbatches=1, layers="1,2", num_hidden_layers=3)
-        | dict(position="relative", teacher_layers=5),
+    "GPipe, one microbatch, layers assigned by hand, relative positions": case(
+        "lm", "stage:2", BY_HAND, schedule="gpipe", position="relative", teacher_layers=5
     ),
-    "1F1B": ("lm", "stage:4", dict(microbatches=8)),
-    "interleaved, label smoothing, untied": (
-        "lm",
-        "stage:2",
-        INTERLEAVED | SMOOTHED | dict(teacher_layers=6),
+    "1F1B": case("lm", "stage:4", microbatches=8),
+    "interleaved, smoothed, untied": case("lm", "stage:2", INTERLEAVED, SMOOTHED, teacher_layers=6),
+    "zero bubble, chunks, recomputed attention, Lion": case(
+        "lm", "stage:2", schedule="zero_bubble", chunks=2, optimizer="lion", recompute="attention"
     ),
-    "zero bubble, chunks, recomputed attention, Lion": (
-        *("lm", "stage:2"),
-        dict(schedule="zero_bubble", chunks=2, optimizer="lion", recompute="attention"),
+    "three stages, Adafactor, averages, clipping": case(
+        "lm", "stage:3", ZERO_BUBBLE, ADAFACTOR, teacher_layers=2
     ),
-    "three stages, Adafactor, averages, clipping": (
-        *("lm", "stage:3", ZERO_BUBBLE | ADAFACTOR | dict(teacher_layers=2)),
+    "data and tensor, ZeRO 1": case(
+        "lm", "stage:2;data:2;model:2", TWO, rules=MEGATRON, zero=1, teacher_layers=3
     ),
-    "data and tensor, ZeRO 1": (
-        "lm",
-        "stage:2;data:2;model:2",
-        dict(rules=MEGATRON, zero=1, teacher_layers=3, **TWO),
+    "context, recomputed layers": case(
+        "lm", "stage:2;seq:2", TWO, rules="length:seq", recompute="layer"
     ),
-    "context, recomputed layers": (
-        *("lm", "stage:2;seq:2", dict(rules="length:seq", recompute="layer", **TWO)),
+    "masked, ZeRO 2": case("masked", "stage:2;data:2", TWO, zero=2, rules="batch:data"),
+    "ZeRO 3": case(
+        "lm", "data:2;stage:2", ZERO_BUBBLE, TWO, rules=MEGATRON, zero=3, teacher_layers=4
     ),
-    "masked, ZeRO 2": ("masked", "stage:2;data:2", dict(zero=2, rules="batch:data", **TWO)),
-    "ZeRO 3": (
-        *(
-            "lm",
-            "data:2;stage:2",
-            dict(rules=MEGATRON, zero=3, teacher_layers=4) | ZERO_BUBBLE | TWO,
-        ),
+    "sequence parallel": case(
+        "lm", "stage:2;model:2", num_hidden_layers=2, sequence_parallel=True, rules=SEQUENCE
     ),
-    "sequence parallel": (
-        *("lm", "stage:2;model:2"),
-        dict(
-            rules=f"{MEGATRON};residual_length:model", num_hidden_layers=2, sequence_parallel=True
-        ),
+    "experts in every other layer, ZeRO 3": case(
+        "moe", "stage:2;data:2", ZERO_BUBBLE, DROPLESS, rules="batch:data", zero=3, teacher_layers=4
     ),
-    "experts in every other layer, ZeRO 3": (
-        *(
-            "moe",
-            "stage:2;data:2",
-            dict(rules="batch:data", zero=3) | ZERO_BUBBLE | DROPLESS | dict(teacher_layers=4),
-        ),
-    ),
-    "two stacks, tensor": ("encdec", "stage:2;model:2", dict(rules=MEGATRON) | ZERO_BUBBLE | TWO),
-    "two stacks with experts": ("moe_encdec", "stage:2", dict(schedule="gpipe", **TWO)),
-    "encoder with experts": ("moe_classes", "stage:2", dict(microbatches=2, **INTERLEAVED)),
-    "image classes": ("vit", "stage:2", ZERO_BUBBLE | TWO),
-    "images": ("images", "stage:2", TWO),
-    "adapters": ("lm", "stage:2", dict(num_hidden_layers=2, lora_rank=2)),
+    "two stacks, tensor": case("encdec", "stage:2;model:2", ZERO_BUBBLE, TWO, rules=MEGATRON),
+    "two stacks with experts": case("moe_encdec", "stage:2", TWO, schedule="gpipe"),
+    "encoder with experts": case("moe_classes", "stage:2", INTERLEAVED, microbatches=2),
+    "image classes": case("vit", "stage:2", ZERO_BUBBLE, TWO),
+    "images": case("images", "stage:2", TWO),
+    "adapters": case("lm", "stage:2", num_hidden_layers=2, lora_rank=2),
 }
-SLOW = [case if case == "1F1B" else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+SLOW = [name if name == "1F1B" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
-@pytest.mark.parametrize("case", SLOW)
-def test_a_pipeline_changes_nothing(case):
-    family, mesh, arguments = CASES[case]
+@pytest.mark.parametrize("name", SLOW)
+def test_a_pipeline_changes_nothing(name):
+    family, mesh, arguments = CASES[name]
     assert_equal(*with_and_without_stages(family, mesh, **arguments))
