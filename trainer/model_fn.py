@@ -110,7 +110,7 @@ def model_fn_of(
 
             def log_probs(part: Mapping[str, mtf.Tensor]) -> LossOutput:
                 assert isinstance(model, TransformerLm)  # The others have no preference_loss.
-                logits = model.logits(mesh, part, False)[0]
+                logits = model.logits(mesh, part)
                 return LossOutput({}, by_row(reply_log_probs(logits, part), part, rows))
 
             return EstimatorSpec(mode, predictions=summed(log_probs))

@@ -65,10 +65,10 @@ def score(
     """
     if not hasattr(model, "logits"):
         raise ValueError(
-            f"{type(model).__name__} has no method logits(mesh, features, training), from which"
+            f"{type(model).__name__} has no method logits(mesh, features), from which"
             " rows are scored"
         )
-    logits = mtf.cast(model.logits(mesh, features, False)[0], tf.float32)
+    logits = mtf.cast(model.logits(mesh, features), tf.float32)
     targets, weights = features["targets"], weights_of_targets(features)
     rows, vocab = mtf.Shape(targets.shape.dims[:1]), logits.shape.dims[-1]
     nll = softmax_cross_entropy(logits, targets, vocab)

@@ -1,6 +1,7 @@
 """Builds the layers of a transformer from its hparams."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -21,7 +22,6 @@ from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Stack
 from t2tp.layers.token_shift import shifted
 from t2tp.layers.transformer_layer import Layer, Residual
-from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.rotary import RotaryScaling
 
 T = TypeVar("T", SelfAttention, CrossAttention)
@@ -84,14 +84,16 @@ class LayerFactory:
         """Returns the token embedding, which also computes logits, with or without a bias."""
         return self._hparams.construct(Embedding, vocab, self.d_model, logits_bias=logits_bias)
 
-    def stack_input(self, x: mtf.Tensor, forward: ForwardPass) -> mtf.Tensor:
-        """Returns embeddings with position encodings, after the norm, token shift and dropout.
+    def stack_input(self, x: mtf.Tensor, forward: ForwardPass) -> tuple[mtf.Tensor, ForwardPass]:
+        """Returns the arguments of a stack: embeddings with positions, and the forward pass.
 
-        With sequence parallelism, the length dimension is renamed; see `between_blocks`.
+        The embeddings have position encodings, and are after the norm, token shift and dropout.
+        With sequence parallelism, the length dimension is renamed; see `between_blocks`. If
+        positions are relative, the forward pass has their bias of the attention scores.
 
         Args:
           x: [batch..., length, d_model], the embeddings; in a decode step [batch..., d_model].
-          forward: the forward pass.
+          forward: the forward pass, without that bias.
 
         Raises:
           ValueError: there are more positions than learned ones.
@@ -118,14 +120,11 @@ class LayerFactory:
                 x = self.norm(x)
         if self._hparams.token_shift:
             x = shifted(x, forward, "embedding", "token_shift")
-        return self._dropout(x, forward.training)
-
-    def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:
-        """Returns the bias of the attention scores; None if positions are not relative."""
-        if self._position != "relative":
-            return None
-        heads = mtf.Dimension("heads", self._hparams.num_heads)
-        return self._hparams.construct(relative, mesh, heads)
+        if self._position == "relative":
+            heads = mtf.Dimension("heads", self._hparams.num_heads)
+            bias = self._hparams.construct(relative, x.mesh, heads)
+            forward = replace(forward, relative_bias=bias)
+        return self._dropout(x, forward.training), forward
 
     def stack(self, num_layers: int, *, causal: bool, cross: bool = False) -> Stack:
         """Returns the stack of an encoder or a decoder; `cross` adds cross-attention to a memory.

@@ -27,7 +27,6 @@ from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positio
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.models.transformer_losses import predicted, weights_of, with_experts
-from t2tp.ops.attention.api import RelativeBias
 
 
 @registry.register_model
@@ -86,7 +85,7 @@ class Transformer(AutoregressiveModel):
           [batch, length]. Segment 0 is padding. Every other segment of the targets attends to the
           segment of the inputs with the same number.
         """
-        projection, totals = self._projection(mesh, features, training)
+        projection, totals = self._projection(features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
         weights = weights_of(segments)
         out = predicted(self.hparams, projection, targets, weights, training)
@@ -97,26 +96,22 @@ class Transformer(AutoregressiveModel):
         stacks = {"encoder_": features["inputs_segmentation"], "": segments}
         return with_experts(out, self.hparams, totals, stacks)
 
-    def logits(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, Totals]:
-        """Computes the logits of each target from the inputs and the previous targets; see `loss`.
+    def logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """Computes the logits of each target from the inputs and the previous targets.
 
-        Returns:
-          logits [batch, length, vocab], and the experts' statistics.
+        There is no dropout. The features are as in `loss`. The result is [batch, length, vocab].
         """
-        with self.building(mesh, training):
-            projection, totals = self._projection(mesh, features, training)
-            return projection.logits, totals
+        with self.building(mesh):
+            return self._projection(features, training=False)[0].logits
 
     def _projection(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+        self, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Projection, Totals]:
         targets, segments = features["targets"], features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
-        memory, encoder_totals = self._encode(mesh, features, training)
+        memory, encoder_totals = self._encode(features, training)
         before = shifted_right(targets, segments, self._factory.bos_token_id)
-        forward = FullForward(sequence, training, memory, self._decoder_bias(mesh))
+        forward = FullForward(sequence, training, memory)
         x, totals = self._decode(before, forward, encoder_totals)
         return self._project(x), totals
 
@@ -127,15 +122,15 @@ class Transformer(AutoregressiveModel):
 
         Also requires the features `inputs` and `inputs_segmentation` (1: token, 0: padding).
         """
-        memory, _ = self._encode(mesh, features, training=False)
+        memory, _ = self._encode(features, training=False)
         state: DecodeState = {"inputs_segmentation": memory.segments}
         prefix = features.get("prefix")
         if prefix is None:
             rows = mtf.Shape([features["inputs"].shape.dims[0], mtf.Dimension("prefix_length", 1)])
             prefix = mtf.zeros(mesh, rows, tf.int32)
-        sequence, bias = SequenceInfo(token_positions(prefix)), self._decoder_bias(mesh)
         before = shifted_right(prefix, None, self._factory.bos_token_id)
-        self._decode(before, Prefill(sequence, length, state, memory, bias))
+        sequence = SequenceInfo(token_positions(prefix))
+        self._decode(before, Prefill(sequence, length, state, memory))
         return state
 
     def build_decode_step(
@@ -143,13 +138,12 @@ class Transformer(AutoregressiveModel):
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
         before = previous_tokens(tokens, positions, self._factory.bos_token_id)
-        state, bias = dict(state), self._decoder_bias(mesh)
-        forward = DecodeStep(positions, state, state["inputs_segmentation"], bias)
-        x, _ = self._decode(before, forward)
+        state = dict(state)
+        x, _ = self._decode(before, DecodeStep(positions, state, state["inputs_segmentation"]))
         return mtf.cast(self._project(x).logits, tf.float32), state
 
     def _encode(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+        self, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[EncodedMemory, Totals]:
         """Returns the encoder's output along `memory_length`, and the experts' statistics."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
@@ -160,18 +154,13 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("" if self._is_shared else "encoder"):
             x = self._inputs_embedding(inputs, self._factory.dtype)
         with tf1.variable_scope("encoder"):
-            bias = self._factory.relative_bias(mesh)
-            forward = FullForward(sequence, training, relative_bias=bias)
-            x, totals = self._encoder(self._factory.stack_input(x, forward), forward)
+            forward = FullForward(sequence, training)
+            x, totals = self._encoder(*self._factory.stack_input(x, forward))
         x, segments = (
             mtf.rename_dimension(tensor, sequence.length.name, "memory_length")
             for tensor in (x, segments)
         )
         return EncodedMemory(x, segments), totals
-
-    def _decoder_bias(self, mesh: Mesh) -> RelativeBias | None:
-        with tf1.variable_scope("decoder"):
-            return self._factory.relative_bias(mesh)
 
     def _decode(
         self, tokens: mtf.Tensor, forward: ForwardPass, encoder_totals: Totals = ()
@@ -180,7 +169,7 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("" if self._is_shared else "decoder"):
             x = self._embedding(tokens, self._factory.dtype)
         with tf1.variable_scope("decoder"):
-            return self._decoder(self._factory.stack_input(x, forward), forward, encoder_totals)
+            return self._decoder(*self._factory.stack_input(x, forward), encoder_totals)
 
     def _project(self, x: mtf.Tensor) -> Projection:
         with tf1.variable_scope("" if self._is_shared else "decoder"):

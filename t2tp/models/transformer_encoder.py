@@ -91,8 +91,8 @@ class TransformerEncoder(model.Model):
           FeatureMismatchError: a masked language model is evaluated without `example_index`.
         """
         if self._classifies:
-            return self._loss_of_classes(mesh, features, training)
-        return self._loss_of_masked(mesh, features, training)
+            return self._loss_of_classes(features, training)
+        return self._loss_of_masked(features, training)
 
     def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """See `Classifier`.
@@ -106,15 +106,15 @@ class TransformerEncoder(model.Model):
                 " problem with `inputs`, and classes as `targets`."
             )
         with self.building(mesh):
-            return self._class_logits(mesh, features, training=False)[0]
+            return self._class_logits(features, training=False)[0]
 
     def _class_logits(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+        self, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, Totals]:
         segments = features["inputs_segmentation"]
         sequence = SequenceInfo(features["inputs_position"], segments)
         types = features.get("inputs_types")
-        x, totals = self._hidden(mesh, features["inputs"], types, sequence, training)
+        x, totals = self._hidden(features["inputs"], types, sequence, training)
         has_pooler = self.hparams.pooler
         row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
         classes = model.classes_of(self.hparams, self.vocab_sizes["targets"])
@@ -122,9 +122,9 @@ class TransformerEncoder(model.Model):
             return dense(row, classes, is_head=True), totals
 
     def _loss_of_classes(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+        self, features: Mapping[str, mtf.Tensor], training: bool
     ) -> model.LossOutput:
-        logits, totals = self._class_logits(mesh, features, training)
+        logits, totals = self._class_logits(features, training)
         targets, classes = features["targets"], logits.shape.dims[-1]
         weights = mtf.cast(features["weights"], tf.float32)
         options = loss_options(self.hparams)
@@ -134,7 +134,7 @@ class TransformerEncoder(model.Model):
         return with_experts(out, self.hparams, totals, {"": features["inputs_segmentation"]})
 
     def _loss_of_masked(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+        self, features: Mapping[str, mtf.Tensor], training: bool
     ) -> model.LossOutput:
         targets, segments = features["targets"], features["targets_segmentation"]
         examples = None if training else features.get(model.EXAMPLE_INDEX)
@@ -145,7 +145,7 @@ class TransformerEncoder(model.Model):
                 " feed the index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)
-        projection, totals = self._project(mesh, tokens, features, training)
+        projection, totals = self._project(tokens, features, training)
         out = predicted(self.hparams, projection, targets, is_masked, training)
         if not training:
             visible = mtf.reduce_sum(weights_of(segments) - is_masked)
@@ -160,18 +160,18 @@ class TransformerEncoder(model.Model):
         Returns:
           [batch, length, vocab].
         """
-        return self._project(mesh, features["targets"], features, training=False)[0].logits
+        return self._project(features["targets"], features, training=False)[0].logits
 
     def _project(
-        self, mesh: Mesh, tokens: mtf.Tensor, features: Mapping[str, mtf.Tensor], training: bool
+        self, tokens: mtf.Tensor, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Projection, Totals]:
         sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
         types = features.get("targets_types")
-        x, totals = self._hidden(mesh, tokens, types, sequence, training)
+        x, totals = self._hidden(tokens, types, sequence, training)
         return self._embedding.projection(self._before_logits(x)), totals
 
     def _masked(
-        self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
+        self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Masks tokens; also returns float32 [batch, length]: 1 for tokens to predict, otherwise 0.
 
@@ -201,20 +201,13 @@ class TransformerEncoder(model.Model):
             return mask_uniform, kind_uniform, uniform(maxval=size, dtype=tf.int32)
 
     def _hidden(
-        self,
-        mesh: Mesh,
-        tokens: mtf.Tensor,
-        types: mtf.Tensor | None,
-        sequence: SequenceInfo,
-        training: bool,
+        self, tokens: mtf.Tensor, types: mtf.Tensor | None, sequence: SequenceInfo, training: bool
     ) -> tuple[mtf.Tensor, Totals]:
         """Returns the stack's output [batch, length, d_model], and the experts' statistics."""
         x = self._embedding(tokens, self._factory.dtype)
         if self.hparams.token_types:
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
-        bias = self._factory.relative_bias(mesh)
-        forward = FullForward(sequence, training, relative_bias=bias)
-        return self._stack(self._factory.stack_input(x, forward), forward)
+        return self._stack(*self._factory.stack_input(x, FullForward(sequence, training)))
 
     def _embedded_types(self, types: mtf.Tensor) -> mtf.Tensor:
         """Embeds token types, integers [batch, length] -> [batch, length, d_model]."""

@@ -17,8 +17,6 @@ from t2tp import mtf, registry
 from t2tp.building.adapters import FROZEN
 from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
-from t2tp.layers.embedding import Projection
-from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import DecodeStep, ForwardPass, FullForward, Prefill, SequenceInfo
 from t2tp.layers.stack import StackPass, apply_stacks
 from t2tp.metrics import sequence_sums
@@ -98,10 +96,10 @@ class TransformerLm(AutoregressiveModel):
         Raises:
           ValueError: positions are learned, and the length is above `max_length`.
         """
-        passes = [self._begin(mesh, features, training)]
+        passes = [self._begin(features, training)]
         if self.teacher is not None and training:
             with _as_teacher(mesh):
-                begun = self.teacher._begin(mesh, features, False)
+                begun = self.teacher._begin(features, False)
             passes.append(replace(begun, within=lambda: _as_teacher(mesh)))
         (x, totals), *taught = apply_stacks(passes)
         projection = self._embedding.projection(x)
@@ -117,17 +115,14 @@ class TransformerLm(AutoregressiveModel):
             out = with_metrics(out, sums)
         return with_experts(out, self.hparams, totals, {"": features["targets_segmentation"]})
 
-    def logits(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[mtf.Tensor, Totals]:
-        """Computes the logits of each target from the previous targets; see `loss`.
+    def logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """Computes the logits of each target from the previous targets, without dropout.
 
-        Returns:
-          logits [batch, length, vocab], and the experts' statistics.
+        The features are as in `loss`. The result is [batch, length, vocab].
         """
-        with self.building(mesh, training):
-            projection, totals = self._projection(mesh, features, training)
-            return projection.logits, totals
+        with self.building(mesh):
+            ((x, _),) = apply_stacks([self._begin(features, False)])
+            return self._embedding.logits(x)
 
     def _taught(self, mesh: Mesh, x: mtf.Tensor) -> Teacher:
         """Returns the teacher's logits as operands; `x` are the results of its layers."""
@@ -144,13 +139,7 @@ class TransformerLm(AutoregressiveModel):
             self.vocab_sizes["targets"],
         )
 
-    def _projection(
-        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
-    ) -> tuple[Projection, Totals]:
-        ((x, totals),) = apply_stacks([self._begin(mesh, features, training)])
-        return self._embedding.projection(x), totals
-
-    def _begin(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> StackPass:
+    def _begin(self, features: Mapping[str, mtf.Tensor], training: bool) -> StackPass:
         """Returns the stack and its input, the embedded tokens."""
         segments = features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
@@ -160,11 +149,9 @@ class TransformerLm(AutoregressiveModel):
             features.get(FIRST_TOKEN, self._factory.bos_token_id),
             features.get("targets_previous"),
         )
-        bias = self._factory.relative_bias(mesh)
-        forward = FullForward(sequence, training, relative_bias=bias)
-        return StackPass(self._stack, self._embedded(tokens, forward), forward)
+        return StackPass(self._stack, *self._embedded(tokens, FullForward(sequence, training)))
 
-    def _embedded(self, tokens: mtf.Tensor, forward: ForwardPass) -> mtf.Tensor:
+    def _embedded(self, tokens: mtf.Tensor, forward: ForwardPass) -> tuple[mtf.Tensor, ForwardPass]:
         return self._factory.stack_input(self._embedding(tokens, self._factory.dtype), forward)
 
     def build_prefill(
@@ -179,9 +166,8 @@ class TransformerLm(AutoregressiveModel):
         positions = token_positions(prefix)
         state: DecodeState = {n: x for n, x in features.items() if n == FIRST_TOKEN}
         first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
-        bias = self._factory.relative_bias(mesh)
-        forward = Prefill(SequenceInfo(positions), length, state, relative_bias=bias)
-        self._stack(self._embedded(shifted_right(prefix, None, first), forward), forward)
+        forward = Prefill(SequenceInfo(positions), length, state)
+        self._stack(*self._embedded(shifted_right(prefix, None, first), forward))
         return state
 
     def build_decode_step(
@@ -191,7 +177,5 @@ class TransformerLm(AutoregressiveModel):
         first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
         before = previous_tokens(tokens, positions, first)
         state = dict(state)
-        bias = self._factory.relative_bias(mesh)
-        forward = DecodeStep(positions, state, relative_bias=bias)
-        x, _ = self._stack(self._embedded(before, forward), forward)
+        x, _ = self._stack(*self._embedded(before, DecodeStep(positions, state)))
         return mtf.cast(self._embedding.logits(x), tf.float32), state

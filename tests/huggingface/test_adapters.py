@@ -42,7 +42,7 @@ def tuned(name: str, directory: Path, **changes) -> tuple:
     fed = our_models.features()
     mesh_shape, layout = our_models.MESHES["2x2"]
     program = t2tp.Program(
-        lambda mesh, given: {"logits": model.logits(mesh, given, False)[0]},
+        lambda mesh, given: {"logits": model.logits(mesh, given)},
         {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed},
         layout=t2tp.Layout(mesh_shape, layout),
     )

@@ -192,7 +192,7 @@ def test_a_converted_run_is_restored_where_variables_are_sharded_at_rest(stage, 
     kinds = {name: t2tp.Feature("batch:4;length:8", tf.int32) for name in fed}
 
     def logits(layout):
-        step = lambda mesh, given: {"logits": made.logits(mesh, given, False)[0]}  # noqa: E731
+        step = lambda mesh, given: {"logits": made.logits(mesh, given)}  # noqa: E731
         program = t2tp.Program(step, kinds, layout=layout)
         restore(find(str(run)), program.variables, strict=True)
         return program(fed)["logits"]

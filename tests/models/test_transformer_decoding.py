@@ -63,7 +63,7 @@ def whole_logits(case):
         places = mtf.broadcast(mtf.range(mesh, length, tf.int32), features["targets"].shape)
         one_segment = mtf.ones_like(features["targets"])
         given = {**features, "targets_position": places, "targets_segmentation": one_segment}
-        return {"logits": FAMILIES[name].make(**changes).logits(mesh, given, False)[0]}
+        return {"logits": FAMILIES[name].make(**changes).logits(mesh, given)}
 
     features = {n: feature_of(x, f"{n.partition('_')[0]}_length") for n, x in fed.items()}
     return t2tp.Program(step, features)(fed)["logits"]
