@@ -20,7 +20,9 @@ from layer_sizes import EXPERTS, LEARNING_RATE, Experts
 
 import t2tp
 from t2tp import mtf
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.gating import RoutingConfig
+from t2tp.layers.mixture_of_experts import MixtureOfExperts
 
 MESHES = {"1x1": "", "2x2": "data:2;model:2"}
 
@@ -30,7 +32,7 @@ def make_program(sizes: Experts, mesh_shape: str, mlp: str, dispatch: str) -> t2
     routing = RoutingConfig(
         sizes.experts, "top_2", capacity_factor_train=sizes.capacity_factor, dispatch=dispatch
     )
-    experts = MixtureOfExperts(routing, mlp=mlp, d_ff=sizes.d_ff)
+    experts = MixtureOfExperts(routing, FeedForward(mlp, sizes.d_ff))
     feature = t2tp.Feature(f"batch:{sizes.batch};length:{sizes.length};d_model:{sizes.d_model}")
 
     def step_fn(mesh: t2tp.Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:

@@ -11,11 +11,13 @@ from layer_sizes import EXPERTS, LEARNING_RATE
 
 import t2tp
 from t2tp import mtf
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.gating import RoutingConfig
+from t2tp.layers.mixture_of_experts import MixtureOfExperts
 
 sizes = EXPERTS[args.size]
 routing = RoutingConfig(sizes.experts, "top_2", capacity_factor_train=sizes.capacity_factor)
-experts = MixtureOfExperts(routing, mlp="relu", d_ff=sizes.d_ff)
+experts = MixtureOfExperts(routing, FeedForward("relu", sizes.d_ff))
 feature = t2tp.Feature(f"batch:{sizes.batch};length:{sizes.length};d_model:{sizes.d_model}")
 
 

@@ -1,6 +1,7 @@
 """The position-wise feed-forward network of a transformer."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from t2tp import mtf
 from t2tp.building.mesh import context_of
@@ -30,61 +31,49 @@ def _gated(mlp: str, gate: mtf.Tensor, hidden: mtf.Tensor) -> mtf.Tensor:
     return activation_of(mlp)(gate) * hidden
 
 
+@dataclass(frozen=True)
 class FeedForward:
     """A feed-forward network: two matrices with an activation between them, or three with a gate.
 
     `relu`, `gelu` (tanh approximation), `gelu_erf` (exact) and `silu` compute `activation(x input)
     output`. `swiglu` and `geglu` (N. Shazeer, arXiv:2002.05202) compute `(activation(x gate) *
     x input) output`. `clamped_swiglu` is gpt-oss's form (`t2tp.ops.activations.clamped_swiglu`).
+
+    Attributes:
+      mlp: one of `t2tp.choices.MLPS`.
+      d_ff: the hidden size.
+      use_bias: whether to add a bias after each matrix.
+      relu_dropout: dropout rate of the hidden activations, as tensor2tensor names it.
+      output_scale: factor of the initial values of `output`.
+      experts: dimensions of `x` along which each index has its own variables.
     """
 
-    def __init__(
-        self,
-        mlp: str,
-        d_ff: int,
-        *,
-        use_bias: bool = False,
-        relu_dropout: float = 0.0,
-        output_scale: float = 1.0,
-        experts: Sequence[mtf.Dimension] = (),
-    ) -> None:
-        """Sets dimensions and variants.
+    mlp: str
+    d_ff: int
+    _: KW_ONLY
+    use_bias: bool = False
+    relu_dropout: float = 0.0
+    output_scale: float = 1.0
+    experts: Sequence[mtf.Dimension] = ()
 
-        Args:
-          mlp: one of `t2tp.choices.MLPS`.
-          d_ff: the hidden size.
-          use_bias: whether to add a bias after each matrix.
-          relu_dropout: dropout rate of the hidden activations, as tensor2tensor names it.
-          output_scale: factor of the initial values of `output`.
-          experts: dimensions of `x` along which each index has its own variables.
-
-        Raises:
-          ValueError: the name is unknown.
-        """
-        activation_of(mlp)
-        self._mlp = mlp
-        self._is_gated = mlp in GATED_MLPS
-        self._d_ff = mtf.Dimension("d_ff", d_ff)
-        self._use_bias = use_bias
-        self._has_dropout = relu_dropout > 0
-        self._dropout = Dropout(relu_dropout)
-        self._output_scale = output_scale
-        self._experts = list(experts)
+    def __post_init__(self) -> None:
+        """Raises ValueError if the name is unknown."""
+        activation_of(self.mlp)
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
         """Computes [..., d_model] -> [..., d_model].
 
         The variables are `input`, `output`, `gate` in gated networks, and their biases.
         """
-        d_model = x.shape.dims[-1]
-        hidden = self._times(x, "input", self._d_ff, d_model.size**-0.5)
-        if self._is_gated:
-            gate = self._times(x, "gate", self._d_ff, d_model.size**-0.5)
-            hidden = _gated(self._mlp, gate, hidden)
+        d_model, d_ff = x.shape.dims[-1], mtf.Dimension("d_ff", self.d_ff)
+        hidden = self._times(x, "input", d_ff, d_model.size**-0.5)
+        if self.mlp in GATED_MLPS:
+            gate = self._times(x, "gate", d_ff, d_model.size**-0.5)
+            hidden = _gated(self.mlp, gate, hidden)
         else:
-            hidden = activation_of(self._mlp)(hidden)
-        hidden = self._dropout(hidden, training)
-        stddev = self._d_ff.size**-0.5 * self._output_scale
+            hidden = activation_of(self.mlp)(hidden)
+        hidden = Dropout(self.relu_dropout)(hidden, training)
+        stddev = self.d_ff**-0.5 * self.output_scale
         return self._times(hidden, "output", d_model, stddev)
 
     def chosen(self, x: mtf.Tensor, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
@@ -101,26 +90,26 @@ class FeedForward:
           ValueError: the network has dropout, or adapters on feed-forward layers.
         """
         adapters = context_of(x.mesh).adapters
-        if self._has_dropout or (adapters is not None and "feed_forward" in adapters.targets):
+        if self.relu_dropout or (adapters is not None and "feed_forward" in adapters.targets):
             raise ValueError(
                 "moe_dispatch=dropless supports neither relu_dropout nor feed_forward among"
                 " lora_targets: use moe_dispatch=capacity."
             )
-        d_model = x.shape.dims[-1]
-        sizes = {"input": (d_model, self._d_ff), "output": (self._d_ff, d_model)}
-        if self._is_gated:
+        d_model, d_ff = x.shape.dims[-1], mtf.Dimension("d_ff", self.d_ff)
+        sizes = {"input": (d_model, d_ff), "output": (d_ff, d_model)}
+        if self.mlp in GATED_MLPS:
             sizes["gate"] = sizes["input"]
         weights = {}
         for name, (dim, to) in sizes.items():
-            scale = self._output_scale if name == "output" else 1.0
+            scale = self.output_scale if name == "output" else 1.0
             weights[name] = variables.matrix(
-                x.mesh, name, [dim], [to], scale * dim.size**-0.5, x.dtype, experts=self._experts
+                x.mesh, name, [dim], [to], scale * dim.size**-0.5, x.dtype, experts=self.experts
             )
-            if self._use_bias:
+            if self.use_bias:
                 weights[f"{name}_bias"] = variables.bias(
-                    x.mesh, f"{name}_bias", [to], x.dtype, experts=self._experts
+                    x.mesh, f"{name}_bias", [to], x.dtype, experts=self.experts
                 )
-        return ExpertNetworkOperation(x, choices, gates, weights, self._mlp).outputs[0]
+        return ExpertNetworkOperation(x, choices, gates, weights, self.mlp).outputs[0]
 
     def _times(self, x: mtf.Tensor, name: str, to: mtf.Dimension, stddev: float) -> mtf.Tensor:
         """Multiplies by a variable: [..., d] -> [..., to]."""
@@ -133,6 +122,6 @@ class FeedForward:
             stddev=stddev,
             output_shape=x.shape - dim + to,
             target="feed_forward",
-            bias=f"{name}_bias" if self._use_bias else "",
-            experts=self._experts,
+            bias=f"{name}_bias" if self.use_bias else "",
+            experts=self.experts,
         )

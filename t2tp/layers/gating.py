@@ -1,15 +1,103 @@
 """Routers of a mixture of experts: they assign tokens to experts."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.ops.top_k import top_k
+from t2tp.choices import DISPATCHES, GATINGS, ROUTER_SCORES
+from t2tp.hparam_limits import Limits
+from t2tp.suggestions import check_known
 
 # Larger than the difference between any two experts' scores, `balance` included.
 _BELOW_ALL = 1e6
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """Routing hyperparameters.
+
+    Attributes:
+      gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
+      capacity_factor_train: capacity of an expert relative to a balanced load, in training.
+      capacity_factor_eval: like `capacity_factor_train`, in evaluation.
+      group_size: max number of tokens per group; see `mixture_of_experts.grouped_shape`.
+      top_k: number of experts per token if the gating is `top_k`.
+      normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
+      gate_scale: factor of the gates of `top_k`.
+      router_scores: function from logits to scores, one of `t2tp.choices.ROUTER_SCORES`.
+      is_balanced: whether experts are chosen by scores plus the variable `balance`.
+      dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
+      router_groups: number of groups of consecutive experts. (In shapes, `groups` are groups of
+        tokens.)
+      top_groups: number of groups from which a token chooses experts; see `token_choices`.
+    """
+
+    num_experts: int
+    gating: str = "top_1"
+    capacity_factor_train: float = 1.25
+    capacity_factor_eval: float = 2.0
+    group_size: int = 0
+    top_k: int = 2
+    normalize_gates: bool = True
+    gate_scale: float = 1.0
+    router_scores: str = "softmax"
+    router_bias: bool = False
+    is_balanced: bool = False
+    dispatch: str = "capacity"
+    router_groups: int = 1
+    top_groups: int = 1
+
+    @property
+    def choices(self) -> int:
+        """Number of experts per token."""
+        return {"top_2": 2, "top_k": self.top_k}.get(self.gating, 1)
+
+    @property
+    def is_dropless(self) -> bool:
+        """Whether experts have no capacity."""
+        return self.dispatch == "dropless"
+
+    def check(self) -> None:
+        """Raises ValueError if an option is invalid or two contradict each other."""
+        for name, value, known in (
+            ("moe_gating", self.gating, GATINGS),
+            ("moe_router_scores", self.router_scores, ROUTER_SCORES),
+            ("moe_dispatch", self.dispatch, DISPATCHES),
+        ):
+            check_known(value, known, "choices", f"{name} is {value!r}")
+        Limits(min=0).check("moe_group_size", self.group_size)
+        Limits(above=0).check(
+            "capacity_factor", [self.capacity_factor_train, self.capacity_factor_eval]
+        )
+        if not 1 <= self.choices <= self.num_experts:
+            raise ValueError(
+                f"moe_gating={self.gating} chooses {self.choices} experts for a token: this must be"
+                f" from 1 to num_experts={self.num_experts}."
+            )
+        size, rest = divmod(self.num_experts, self.router_groups)
+        is_grouped, fits = self.router_groups > 1, self.choices <= self.top_groups * size
+        wrong = is_grouped and (rest or size < 2 or not fits)
+        if wrong or self.top_groups > self.router_groups:
+            raise ValueError(
+                f"moe_router_groups={self.router_groups} must divide num_experts={self.num_experts}"
+                f" into groups of 2 or more, and moe_top_groups={self.top_groups} of them must"
+                f" together have at least {self.choices} experts, the number that a token chooses."
+            )
+        if self.gating == "expert_choice" and (self.is_dropless or self.is_balanced or is_grouped):
+            raise ValueError(
+                "moe_gating=expert_choice has balanced experts with a capacity: it supports neither"
+                " moe_dispatch=dropless nor moe_balance_rate nor moe_router_groups."
+            )
+
+    def capacity(self, group: int, training: bool) -> int:
+        """Returns an expert's capacity in a group of `group` tokens, at least 1."""
+        factor = self.capacity_factor_train if training else self.capacity_factor_eval
+        capacity = group * self.choices * factor / self.num_experts
+        # Without 1e-9, a rounding error could raise a whole number to the next one.
+        return max(1, min(group, math.ceil(capacity - 1e-9)))
 
 
 @dataclass(frozen=True)
@@ -17,23 +105,19 @@ class Router:
     """The router's logits for grouped tokens.
 
     Attributes:
+      routing: the routing hyperparameters.
       logits: float32 [groups, group, router_experts].
       token_mask: float32 [groups, group]: 0 for padding.
       experts: the dimension router_experts.
-      scores: `softmax`, or `sigmoid` of each logit.
       balance: float32 [router_experts], added to the scores when experts are chosen, but not to the
         gates (L. Wang et al., arXiv:2408.15664, section 3). None: nothing is added.
-      groups: number of groups of consecutive experts. (In shapes, `groups` are groups of tokens.)
-      top_groups: number of groups from which a token chooses experts; see `token_choices`.
     """
 
+    routing: RoutingConfig
     logits: mtf.Tensor
     token_mask: mtf.Tensor
     experts: mtf.Dimension
-    scores: str = "softmax"
-    balance: mtf.Tensor | None = None
-    groups: int = 1
-    top_groups: int = 1
+    balance: mtf.Tensor | None
 
     @property
     def tokens(self) -> mtf.Dimension:
@@ -46,7 +130,7 @@ class Router:
 
     def probabilities(self) -> mtf.Tensor:
         """Returns the scores [groups, group, router_experts], 0 for padding."""
-        if self.scores == "sigmoid":
+        if self.routing.router_scores == "sigmoid":
             return mtf.sigmoid(self.logits) * self.token_mask
         return mtf.softmax(self.logits, self.experts) * self.token_mask
 
@@ -91,13 +175,11 @@ class ExpertAssignment:
     is_dropped: mtf.Tensor
 
 
-def token_choices(
-    router: Router, k: int, *, normalize: bool, scale: float = 1.0, balances_all: bool = False
-) -> tuple[list[TokenChoice], mtf.Tensor]:
+def token_choices(router: Router) -> tuple[list[TokenChoice], mtf.Tensor]:
     """Chooses the k experts with the highest scores for each token.
 
-    k = 1 follows W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1: the gate
-    is the score. k = 2 follows D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2: the
+    `top_1` follows W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1: the gate
+    is the score. `top_2` follows D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2: the
     gates are the two scores, normalized to a sum of 1. Unlike in GShard, no second choice is
     dropped at random.
 
@@ -105,39 +187,33 @@ def token_choices(
     chooses its experts from the `top_groups` groups with the highest scores (DeepSeek-V3,
     arXiv:2412.19437, section 2.1.2).
 
-    Args:
-      router: the tokens' router.
-      k: experts per token.
-      normalize: whether a token's gates are normalized to a sum of 1 before they are scaled.
-      scale: factor of the gates.
-      balances_all: whether the load-balancing loss counts all choices, and not only the first.
-
     Returns:
       the k choices, and each row's load-balancing loss: the sum of its groups' losses, each times
       the group's number of tokens. A group's loss is experts * sum_e f_e * P_e (Switch, equation
       4). f_e is the number of choices of expert e divided by the number of tokens in the group, and
-      P_e is the mean score of the group's tokens for e. Sigmoid scores are normalized over the
-      experts first.
+      P_e is the mean score of the group's tokens for e. Only `top_k` counts all choices; the others
+      count the first. Sigmoid scores are normalized over the experts first.
     """
-    experts = router.experts
+    experts, routing = router.experts, router.routing
+    is_top_k = routing.gating == "top_k"
     probabilities = router.probabilities()
     remaining = mtf.stop_gradient(probabilities)
     if router.balance is not None:
         remaining += mtf.stop_gradient(router.balance)
-    if router.groups > 1:
+    if routing.router_groups > 1:
         remaining = _in_top_groups(remaining, router)
     choices = []
-    for pick, chosen in _highest(remaining, experts, k):
+    for pick, chosen in _highest(remaining, experts, routing.choices):
         gate = mtf.reduce_sum(probabilities * chosen, reduced_dim=experts)
         choices.append(TokenChoice(pick, chosen * router.token_mask, gate))
-    factor: mtf.Tensor | float = scale
-    if normalize:
-        factor = scale / mtf.maximum(mtf.add_n([choice.gate for choice in choices]), 1e-9)
+    factor: mtf.Tensor | float = routing.gate_scale if is_top_k else 1.0
+    if routing.normalize_gates if is_top_k else len(choices) > 1:
+        factor = factor / mtf.maximum(mtf.add_n([choice.gate for choice in choices]), 1e-9)
     choices = [replace(choice, gate=choice.gate * factor) for choice in choices]
-    if router.scores == "sigmoid":
+    if routing.router_scores == "sigmoid":
         total = mtf.reduce_sum(probabilities, reduced_dim=experts)
         probabilities = probabilities / mtf.maximum(total, 1e-9)
-    counted = [choice.chosen for choice in (choices if balances_all else choices[:1])]
+    counted = [choice.chosen for choice in (choices if is_top_k else choices[:1])]
     return choices, _load_balance(router, probabilities, mtf.add_n(counted))
 
 
@@ -156,14 +232,15 @@ def _highest(
 def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
     """Lowers the scores of experts outside a token's top groups below all other scores."""
     *tokens, experts = scores.shape.dims
-    group = mtf.Dimension("router_groups", router.groups)
-    member = mtf.Dimension("group_experts", experts.size // router.groups)
+    group = mtf.Dimension("router_groups", router.routing.router_groups)
+    member = mtf.Dimension("group_experts", experts.size // group.size)
     members = mtf.reshape(scores, mtf.Shape([*tokens, group, member]))
     highest = [
         mtf.reduce_sum(members * chosen, reduced_dim=member)
         for _, chosen in _highest(members, member, 2)
     ]
-    of_token = [chosen for _, chosen in _highest(mtf.add_n(highest), group, router.top_groups)]
+    top = _highest(mtf.add_n(highest), group, router.routing.top_groups)
+    of_token = [chosen for _, chosen in top]
     return mtf.reshape(members + (mtf.add_n(of_token) - 1.0) * _BELOW_ALL, scores.shape)
 
 
@@ -203,7 +280,7 @@ def assigned(
         position = mtf.reduce_sum(before * chosen, reduced_dim=router.experts)
         counts = mtf.reduce_sum(chosen, reduced_dim=router.tokens)
         taken = counts if taken is None else taken + counts
-        has_room = _float(mtf.less(position, float(capacity))) * router.token_mask
+        has_room = mtf.cast(mtf.less(position, float(capacity)), tf.float32) * router.token_mask
         slot = choice.expert * capacity + mtf.cast(position, tf.int32)
         nowhere = mtf.zeros_like(slot) + router.experts.size * capacity
         slots = mtf.where(mtf.greater(has_room, 0.0), slot, nowhere)
@@ -217,24 +294,3 @@ def _load_balance(router: Router, probabilities: mtf.Tensor, chosen: mtf.Tensor)
     share = mtf.reduce_sum(chosen, reduced_dim=router.tokens) / count
     total = mtf.reduce_sum(probabilities, reduced_dim=router.tokens)
     return router.row_sums(share * total) * router.experts.size
-
-
-def expert_choices(router: Router, capacity: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Lets each expert choose, in each group, the tokens with the highest scores for this expert.
-
-    Y. Zhou et al., "Mixture-of-Experts with Expert Choice Routing" (arXiv:2202.09368), section 3.
-    A token may have any number of experts, or none. The assignment depends on the whole group, so
-    autoregressive models must not use it.
-
-    `capacity` is the dimension of an expert's tokens in a group, at most the size of a group.
-
-    Returns:
-      token indices, int32, and gates, float32: [groups, router_experts, capacity]. The gate is the
-      score, 0 for padding.
-    """
-    gates, tokens = top_k(router.probabilities(), router.tokens, capacity)
-    return tokens, gates
-
-
-def _float(condition: mtf.Tensor) -> mtf.Tensor:
-    return mtf.cast(condition, tf.float32)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.choices import DISPATCHES, GATINGS, ROUTER_SCORES
-from t2tp.hparam_limits import Limits
 from t2tp.layers import variables
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.gating import (
-    ExpertAssignment,
     Router,
+    RoutingConfig,
     TokenChoice,
     assigned,
     counted_load,
-    expert_choices,
     token_choices,
 )
-from t2tp.suggestions import check_known
+from t2tp.ops.top_k import top_k
 
 
 class ExpertSums(NamedTuple):
@@ -76,89 +73,6 @@ class ExpertTotals(NamedTuple):
 Totals = tuple[ExpertTotals | None, ...]
 
 
-@dataclass(frozen=True)
-class RoutingConfig:
-    """Routing hyperparameters.
-
-    Attributes:
-      gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
-      capacity_factor_train: capacity of an expert relative to a balanced load, in training.
-      capacity_factor_eval: like `capacity_factor_train`, in evaluation.
-      group_size: max number of tokens per group; see `grouped_shape`.
-      top_k: number of experts per token if the gating is `top_k`.
-      normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
-      gate_scale: factor of the gates of `top_k`.
-      router_scores: function from logits to scores, one of `t2tp.choices.ROUTER_SCORES`.
-      is_balanced: whether experts are chosen by scores plus the variable `balance`.
-      dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
-      router_groups, top_groups: see `Router`.
-    """
-
-    num_experts: int
-    gating: str = "top_1"
-    capacity_factor_train: float = 1.25
-    capacity_factor_eval: float = 2.0
-    group_size: int = 0
-    top_k: int = 2
-    normalize_gates: bool = True
-    gate_scale: float = 1.0
-    router_scores: str = "softmax"
-    router_bias: bool = False
-    is_balanced: bool = False
-    dispatch: str = "capacity"
-    router_groups: int = 1
-    top_groups: int = 1
-
-    @property
-    def choices(self) -> int:
-        """Number of experts per token."""
-        return {"top_2": 2, "top_k": self.top_k}.get(self.gating, 1)
-
-    @property
-    def is_dropless(self) -> bool:
-        """Whether experts have no capacity."""
-        return self.dispatch == "dropless"
-
-    def check(self) -> None:
-        """Raises ValueError if an option is invalid or two contradict each other."""
-        for name, value, known in (
-            ("moe_gating", self.gating, GATINGS),
-            ("moe_router_scores", self.router_scores, ROUTER_SCORES),
-            ("moe_dispatch", self.dispatch, DISPATCHES),
-        ):
-            check_known(value, known, "choices", f"{name} is {value!r}")
-        Limits(min=0).check("moe_group_size", self.group_size)
-        Limits(above=0).check(
-            "capacity_factor", [self.capacity_factor_train, self.capacity_factor_eval]
-        )
-        if not 1 <= self.choices <= self.num_experts:
-            raise ValueError(
-                f"moe_gating={self.gating} chooses {self.choices} experts for a token: this must be"
-                f" from 1 to num_experts={self.num_experts}."
-            )
-        size, rest = divmod(self.num_experts, self.router_groups)
-        is_grouped, fits = self.router_groups > 1, self.choices <= self.top_groups * size
-        wrong = is_grouped and (rest or size < 2 or not fits)
-        if wrong or self.top_groups > self.router_groups:
-            raise ValueError(
-                f"moe_router_groups={self.router_groups} must divide num_experts={self.num_experts}"
-                f" into groups of 2 or more, and moe_top_groups={self.top_groups} of them must"
-                f" together have at least {self.choices} experts, the number that a token chooses."
-            )
-        if self.gating == "expert_choice" and (self.is_dropless or self.is_balanced or is_grouped):
-            raise ValueError(
-                "moe_gating=expert_choice has balanced experts with a capacity: it supports neither"
-                " moe_dispatch=dropless nor moe_balance_rate nor moe_router_groups."
-            )
-
-    def capacity(self, group: int, training: bool) -> int:
-        """Returns an expert's capacity in a group of `group` tokens, at least 1."""
-        factor = self.capacity_factor_train if training else self.capacity_factor_eval
-        capacity = group * self.choices * factor / self.num_experts
-        # Without 1e-9, a rounding error could raise a whole number to the next one.
-        return max(1, min(group, math.ceil(capacity - 1e-9)))
-
-
 class MixtureOfExperts:
     """Feed-forward networks (experts); a router chooses some of them for each token.
 
@@ -182,10 +96,8 @@ class MixtureOfExperts:
     its own, `expert_length` inherits the length's axes, minus the experts' axes.
     """
 
-    def __init__(
-        self, routing: RoutingConfig, shared_d_ff: int = 0, **feed_forward: object
-    ) -> None:
-        """Sets routing, the hidden size of a shared expert (0: none), and `FeedForward` arguments.
+    def __init__(self, routing: RoutingConfig, network: FeedForward, shared_d_ff: int = 0) -> None:
+        """Sets routing, the network of an expert, and the hidden size of a shared expert (0: none).
 
         All tokens use the shared expert.
         """
@@ -193,10 +105,8 @@ class MixtureOfExperts:
         self._routing = routing
         self._experts = mtf.Dimension("experts", routing.num_experts)
         self._router_experts = mtf.Dimension("router_experts", routing.num_experts)
-        self._feed_forward = FeedForward(experts=[self._experts], **feed_forward)  # type: ignore[arg-type]
-        self._shared = None
-        if shared_d_ff:
-            self._shared = FeedForward(**{**feed_forward, "d_ff": shared_d_ff})  # type: ignore[arg-type]
+        self._feed_forward = replace(network, experts=[self._experts])
+        self._shared = replace(network, d_ff=shared_d_ff) if shared_d_ff else None
 
     def __call__(
         self, x: mtf.Tensor, training: bool, token_mask: mtf.Tensor | None = None
@@ -268,11 +178,7 @@ class MixtureOfExperts:
             mask = mtf.ones(x.mesh, shape, tf.float32)
         else:
             mask = mtf.reshape(mtf.cast(token_mask, tf.float32), shape)
-        groups_of_experts = routing.router_groups, routing.top_groups
-        router = Router(
-            logits, mask, self._router_experts, routing.router_scores, balance, *groups_of_experts
-        )
-        return tokens, router
+        return tokens, Router(routing, logits, mask, self._router_experts, balance)
 
     def _mixed(
         self, x: mtf.Tensor, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
@@ -293,16 +199,8 @@ class MixtureOfExperts:
     ) -> tuple[mtf.Tensor, ...]:
         """Token choice: returns [groups, group, d_model], load balance, choices and dropped."""
         routing = self._routing
-        k = routing.choices
-        is_top_k = routing.gating == "top_k"
-        choices, load_balance = token_choices(
-            router,
-            k,
-            normalize=routing.normalize_gates if is_top_k else k > 1,
-            scale=routing.gate_scale if is_top_k else 1.0,
-            balances_all=is_top_k,
-        )
-        num_choices = router.row_sums(router.token_mask) * float(k)
+        choices, load_balance = token_choices(router)
+        num_choices = router.row_sums(router.token_mask) * float(routing.choices)
         if router.balance is not None:
             # `counted_load` is 0, but its gradient w.r.t. `balance` is the experts' load. It
             # becomes a gradient of the loss, because `transformer_losses` adds
@@ -314,9 +212,10 @@ class MixtureOfExperts:
         assignments = assigned(router, choices, capacity)
         *groups, _, d_model = tokens.shape.dims
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
+        # `t2tp.lowering.einsum` multiplies by a one-hot tensor without storing it.
         dispatched = [
             mtf.einsum(
-                [_one_hot(choice, slots, tokens.dtype), tokens],
+                [mtf.one_hot(choice.slots, slots, dtype=tokens.dtype), tokens],
                 output_shape=mtf.Shape([*groups, slots, d_model]),
             )
             for choice in assignments
@@ -324,7 +223,8 @@ class MixtureOfExperts:
         y = self._apply(mtf.add_n(dispatched), capacity, training)
         parts = []
         for choice in assignments:
-            back = mtf.einsum([_one_hot(choice, slots, y.dtype), y], output_shape=tokens.shape)
+            one_hot = mtf.one_hot(choice.slots, slots, dtype=y.dtype)
+            back = mtf.einsum([one_hot, y], output_shape=tokens.shape)
             parts.append(back * mtf.cast(choice.gate, back.dtype))
         dropped = router.row_sums(mtf.add_n([choice.is_dropped for choice in assignments]))
         return mtf.add_n(parts), load_balance, num_choices, dropped
@@ -356,10 +256,17 @@ class MixtureOfExperts:
     def _by_expert(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
-        """Expert choice: returns tensors like `_by_token`; the load balance is 0."""
+        """Expert choice: returns tensors like `_by_token`; the load balance is 0.
+
+        Each expert chooses, in each group, the tokens with the highest scores for this expert
+        (Y. Zhou et al., "Mixture-of-Experts with Expert Choice Routing", arXiv:2202.09368, section
+        3). The gate is the score, 0 for padding. A token may have any number of experts, or none.
+        The assignment depends on the whole group, so autoregressive models must not use it.
+        """
         *groups, group, d_model = tokens.shape.dims
         capacity_dim = mtf.Dimension("capacity", capacity)
-        chosen, gates = expert_choices(router, capacity_dim)
+        # [groups, router_experts, capacity], the gates and the indices of the tokens.
+        gates, chosen = top_k(router.probabilities(), group, capacity_dim)
         shape = mtf.Shape([*groups, self._router_experts, capacity_dim, d_model])
         dispatched = mtf.gather(tokens, chosen, group, output_shape=shape, is_checked=True)
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
@@ -397,11 +304,6 @@ class MixtureOfExperts:
         contiguous = mtf.Shape([self._experts, *group_dims, capacity_dim, d_model])
         y = self._feed_forward(mtf.transpose(at_experts, contiguous), training)
         return mtf.reshape(mtf.transpose(y, at_experts.shape), dispatched.shape)
-
-
-def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
-    """Returns the one-hot slots, which `t2tp.lowering.einsum` multiplies without storing them."""
-    return mtf.one_hot(choice.slots, slots, dtype=dtype)
 
 
 def grouped_shape(shape: mtf.Shape, group_size: int) -> mtf.Shape:

@@ -13,8 +13,9 @@ from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.gating import RoutingConfig
 from t2tp.layers.heads import Heads
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.layers.mixture_of_experts import MixtureOfExperts
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import DecodeStep, ForwardPass
 from t2tp.layers.positions import context_length, learned, relative, sinusoidal
@@ -201,21 +202,19 @@ class LayerFactory:
 
     def _feed_forward(self, number: int, scale: float) -> FeedForward | MixtureOfExperts:
         hparams = self._hparams
-        use_bias = hparams.mlp_bias or hparams.use_bias
-        network: dict[str, Any] = {
-            "mlp": hparams.mlp,
-            "d_ff": hparams.d_ff,
-            "use_bias": use_bias,
-            "relu_dropout": hparams.relu_dropout,
-            "output_scale": scale,
-        }
+        network = hparams.construct(
+            FeedForward,
+            use_bias=hparams.mlp_bias or hparams.use_bias,
+            output_scale=scale,
+            experts=(),
+        )
         if not self._has_experts or (number + 1) % hparams.moe_every:
-            return FeedForward(**network)
+            return network
         is_balanced = hparams.moe_balance_rate > 0
         routing = hparams.construct(
             RoutingConfig, hparams.num_experts, prefix="moe_", is_balanced=is_balanced
         )
-        return MixtureOfExperts(routing, hparams.moe_shared_d_ff, **network)
+        return MixtureOfExperts(routing, network, hparams.moe_shared_d_ff)
 
 
 def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from t2tp import mtf
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.gating import RoutingConfig
+from t2tp.layers.mixture_of_experts import MixtureOfExperts
 from t2tp.layout_check.double_program import DoubleProgram
 from tests.cases import in_turn
 from tests.huggingface import their_models
@@ -23,13 +25,14 @@ BATCH, LENGTH, D_MODEL, EXPERTS, K, D_FF = 4, 4, 8, 4, 3, 6
 WEIGHTS = np.sin(np.arange(BATCH * LENGTH * D_MODEL, dtype=np.float32) + 1)
 WEIGHTS = WEIGHTS.reshape(BATCH, LENGTH, D_MODEL)
 TOP_K = functools.partial(RoutingConfig, EXPERTS, "top_k", top_k=K)
-# Type of the block -> its class, its config, our routing, and our other arguments.
+# Type of the block -> its class, its config, and our routing, shared size and network.
 BLOCKS = {
     "qwen3_moe": (
         "Qwen3MoeSparseMoeBlock",
         {"num_experts": EXPERTS, "moe_intermediate_size": D_FF, "norm_topk_prob": False},
         TOP_K(normalize_gates=False),
-        {"mlp": "swiglu"},
+        0,
+        FeedForward("swiglu", D_FF),
     ),
     "deepseek_v3": (
         "DeepseekV3MoE",
@@ -50,13 +53,15 @@ BLOCKS = {
                 "top_groups": 2,
             },
         ),
-        {"mlp": "swiglu", "shared_d_ff": 2 * D_FF},
+        2 * D_FF,
+        FeedForward("swiglu", D_FF),
     ),
     "gpt_oss": (
         "GptOssMLP",
         {"num_local_experts": EXPERTS, "intermediate_size": D_FF},
         TOP_K(router_bias=True),
-        {"mlp": "clamped_swiglu", "use_bias": True},
+        0,
+        FeedForward("clamped_swiglu", D_FF, use_bias=True),
     ),
 }
 LAYOUTS = [
@@ -103,7 +108,7 @@ def our_names(tensors):
 @functools.cache
 def theirs(name, skewed=0):
     """Returns the block's parameters, input, output and gradients."""
-    block_name, options, _, _ = BLOCKS[name]
+    block_name, options, *_ = BLOCKS[name]
     module = __import__(f"transformers.models.{name}.modeling_{name}", fromlist=[block_name])
     options = {"hidden_size": D_MODEL, "num_experts_per_tok": skewed or K, **options}
     config = transformers.AutoConfig.for_model(name, **options)
@@ -130,10 +135,10 @@ def theirs(name, skewed=0):
 
 def ours(name, dispatch, mesh_shape, layout, skewed=0):
     values, x, _ = theirs(name, skewed)
-    _, _, routing, arguments = BLOCKS[name]
+    _, _, routing, shared_d_ff, network = BLOCKS[name]
     changes = {**vars(routing), "dispatch": dispatch, "capacity_factor_train": float(EXPERTS)}
     changes["top_k"] = skewed or K
-    experts = MixtureOfExperts(RoutingConfig(**changes), d_ff=D_FF, **arguments)
+    experts = MixtureOfExperts(RoutingConfig(**changes), network, shared_d_ff)
 
     def build(x):
         y, sums = experts(x, True)

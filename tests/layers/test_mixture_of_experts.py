@@ -9,7 +9,9 @@ import tensorflow as tf
 import t2tp
 import t2tp.hparams
 from t2tp import mtf, registry
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.gating import RoutingConfig
+from t2tp.layers.mixture_of_experts import MixtureOfExperts
 from t2tp.optim import train_step
 from t2tp.optim.loss import LossOutput, LossTerm
 from tests.cases import in_turn
@@ -61,7 +63,7 @@ def inputs():
 
 def layer(routing, training=True, mlp="relu"):
     def build(x, token_mask):
-        experts = MixtureOfExperts(routing, mlp=mlp, d_ff=D_FF)
+        experts = MixtureOfExperts(routing, FeedForward(mlp, D_FF))
         y, sums = experts(x, training, mtf.not_equal(token_mask, 0))
         return {"y": y} | {name: mtf.reduce_sum(x) for name, x in sums._asdict().items()}
 
@@ -167,7 +169,7 @@ def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name, layout
     routing = ROUTINGS[name]
 
     def build(x, token_mask):
-        y, _ = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
+        y, _ = MixtureOfExperts(routing, FeedForward("relu", D_FF))(x, True)
         return {"y": y}
 
     program = run(build, inputs(), *layout).program
@@ -179,7 +181,7 @@ def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name, layout
 
 def test_gates_reach_the_router():
     def build(x, token_mask):
-        y, sums = MixtureOfExperts(ROUTINGS["switch"], mlp="relu", d_ff=D_FF)(x, True)
+        y, sums = MixtureOfExperts(ROUTINGS["switch"], FeedForward("relu", D_FF))(x, True)
         (router,) = [v for v in x.graph.trainable_variables if v.name == "router"]
         outputs = {"y": mtf.reduce_sum(y), "balance": sums.load_balance, "z": sums.router_z}
         return {name: mtf.gradients([loss], [router.value])[0] for name, loss in outputs.items()}
@@ -207,7 +209,7 @@ def test_the_balance_moves_against_the_load_and_stays_at_an_equal_load(
 
     def build(x):
         def loss(part):
-            y, sums = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(part["x"], True)
+            y, sums = MixtureOfExperts(routing, FeedForward("relu", D_FF))(part["x"], True)
             total = mtf.reduce_sum(y) + mtf.reduce_sum(sums.choices)
             return LossOutput({"all": LossTerm(total, mtf.reduce_sum(mtf.abs(part["x"])))})
 
@@ -227,7 +229,7 @@ def test_decoding_turns_nobody_away():
     routing = RoutingConfig(EXPERTS, "top_1", 0.25, 0.25)
 
     def build(x, token_mask):
-        experts = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)
+        experts = MixtureOfExperts(routing, FeedForward("relu", D_FF))
         whole = experts.decode(x)
         first = mtf.gather(x, mtf.constant(x.mesh, 0, dtype=tf.int32), x.shape.dims[1])
         return {"whole": whole, "one": experts.decode(first), "cut": experts(x, False)[0]}
@@ -262,12 +264,12 @@ REFUSED = [
 @pytest.mark.parametrize(("routing", "message"), REFUSED)
 def test_what_cannot_work_is_refused(routing, message):
     with pytest.raises(ValueError, match=message):
-        MixtureOfExperts(routing, mlp="relu", d_ff=8)
+        MixtureOfExperts(routing, FeedForward("relu", 8))
 
 
 def test_experts_that_choose_do_not_decode():
     def build(x, token_mask):
-        return {"y": MixtureOfExperts(ROUTINGS["expert_choice"], mlp="relu", d_ff=8).decode(x)}
+        return {"y": MixtureOfExperts(ROUTINGS["expert_choice"], FeedForward("relu", 8)).decode(x)}
 
     with pytest.raises(ValueError, match="use top_1"):
         t2tp.Program(

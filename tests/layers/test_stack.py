@@ -9,8 +9,9 @@ from t2tp import mtf
 from t2tp.layers.attention import SelfAttention
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
+from t2tp.layers.gating import RoutingConfig
 from t2tp.layers.heads import Heads
-from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.layers.mixture_of_experts import MixtureOfExperts
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import FullForward, Prefill, SequenceInfo
 from t2tp.layers.stack import Stack
@@ -29,7 +30,7 @@ def layer(with_experts=False):
     attention = SelfAttention(Heads(2, 4), causal=True, attention_dropout=0.2)
     network = FeedForward("relu", 16, relu_dropout=0.2)
     if with_experts:
-        network = MixtureOfExperts(RoutingConfig(4), mlp="relu", d_ff=16)
+        network = MixtureOfExperts(RoutingConfig(4), FeedForward("relu", 16))
     return Layer(attention, network)
 
 
