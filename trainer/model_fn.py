@@ -12,8 +12,7 @@ from t2tp.decoding import DecodeOptions, decode
 from t2tp.decoding.scoring import score
 from t2tp.hparam import HParams
 from t2tp.models.autoregressive import AutoregressiveModel
-from t2tp.models.classifier import Classifier
-from t2tp.models.model import LossOutput, Model
+from t2tp.models.model import Classifier, LossOutput, Model
 from t2tp.models.preferences import by_row, reply_log_probs
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import read_averages, sum_metrics, train_step

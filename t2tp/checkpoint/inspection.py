@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -58,7 +59,7 @@ def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, 
     max_distance, count = 0.0, 0
     for each in slices_as_saved(first, name):
         (one,) = first.read([each])
-        (other,) = second.read([each.with_dtype(second.dtypes()[name])])
+        (other,) = second.read([replace(each, dtype=second.dtypes()[name])])
         wide = tf.complex128 if tf.complex64 in (one.dtype, other.dtype) else tf.float64
         with tf.device("CPU:0"):
             # Flattened: `boolean_mask` does not support scalars.

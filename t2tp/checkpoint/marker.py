@@ -118,6 +118,20 @@ class Marker:
             raise InvalidFileError(f"{NAME}: there is no format {version}")
         return convert(fields, cls, NAME)
 
+    @classmethod
+    def finished_step(cls, directory: Path) -> int | None:
+        """Returns the step of a finished checkpoint; None if it is damaged.
+
+        Raises:
+          UnusableCheckpointError: the checkpoint cannot be read, or its format is newer.
+        """
+        try:
+            marker = cls.read(directory)
+            marker.check_files(directory)
+        except errors.DamagedCheckpointError:
+            return None
+        return marker.step
+
     def check_files(self, directory: Path) -> None:
         """Checks the sizes of all files, and the content of the index and the metadata.
 

@@ -397,13 +397,10 @@ def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
     """
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
-            marker = Marker.read(path)
-            marker.check_files(path)
-        except errors.DamagedCheckpointError:
-            continue
+            found = Marker.finished_step(path)
         except errors.UnusableCheckpointError:
-            return CheckpointPath(path, step)
-        if marker.step == step:
+            found = step
+        if found == step:
             return CheckpointPath(path, step)
     return None
 

@@ -75,13 +75,20 @@ def restore_latest(
         process 0.
       UnusableCheckpointError: all checkpoints are damaged, or the latest cannot be read.
     """
-    cluster = variables.cluster
     damaged: list[Path] = []
     before = None if last_step is None else last_step + 1
-    while True:
-        choice = _choose(cluster, directory, lambda: latest(directory, before))  # noqa: B023
-        if choice is None:
-            break
+
+    def choose() -> Checkpoint | None:
+        found = latest(directory, before)
+        steps = step_directories(directory)
+        if found is None and any(last_step is None or step <= last_step for step in steps):
+            raise UnusableCheckpointError(
+                f"{directory} holds checkpoints, but none of them can be used: each is damaged. To"
+                " start from scratch, choose another directory."
+            )
+        return found
+
+    while (choice := _choose(variables.cluster, directory, choose)) is not None:
         try:
             saved = _restore_choice(choice, variables, strict, zero_if_missing)
         except DamagedCheckpointError as error:
@@ -90,14 +97,6 @@ def restore_latest(
             before = choice.step
         else:
             return Restored(choice.step, tuple(damaged), saved.metadata)
-    has_checkpoints = cluster.is_main_process and any(
-        last_step is None or step <= last_step for step in step_directories(directory)
-    )
-    if json.loads(cluster.process_broadcast("checkpoints", json.dumps(has_checkpoints))):
-        raise UnusableCheckpointError(
-            f"{directory} holds checkpoints, but none of them can be used: each is damaged. To"
-            " start from scratch, choose another directory."
-        )
     return None
 
 
@@ -158,8 +157,7 @@ def _restore_choice(
         saved = _open_same(choice)
         restore(saved, variables, strict=strict, zero_if_missing=zero_if_missing)
     except _ERRORS as error:
-        is_damaged = isinstance(error, DamagedCheckpointError)
-        severity = 2 if is_damaged else int(isinstance(error, UnusableCheckpointError))
+        severity = max(number for number, kind in enumerate(_ERRORS) if isinstance(error, kind))
         outcome = severity, str(error)
     outcomes = variables.cluster.process_allgather("restored", json.dumps(outcome))
     failures = [

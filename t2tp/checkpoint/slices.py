@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -42,10 +42,6 @@ class Slice:
         """Returns the slice that is the full tensor."""
         shape = tuple(shape)
         return cls(name, shape, (0,) * len(shape), shape, dtype)
-
-    def with_dtype(self, dtype: tf.DType) -> Slice:
-        """Returns the same slice of a tensor of another dtype."""
-        return replace(self, dtype=dtype)
 
     @property
     def is_global(self) -> bool:

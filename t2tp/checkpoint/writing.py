@@ -144,7 +144,7 @@ class _Saving:
         if not self.cluster.is_main_process:
             return
         _check_metadata(metadata)
-        if self._is_saved():
+        if Marker.finished_step(self.final) == self.step:  # Users may rename other steps.
             raise ValueError(
                 f"Step {self.step} is already saved as {self.final}; a finished checkpoint is"
                 " not overwritten. Delete it first, or save in another directory."
@@ -225,14 +225,6 @@ class _Saving:
         except FileNotFoundError:
             process_id = number % self.cluster.num_processes
             raise OSError(f"process {process_id} did not write its part, see its error") from None
-
-    def _is_saved(self) -> bool:
-        try:
-            marker = Marker.read(self.final)
-            marker.check_files(self.final)
-        except DamagedCheckpointError:
-            return False
-        return marker.step == self.step  # A user may have renamed another step's directory.
 
     def check_finished(self) -> None:
         """Checks that the finished checkpoint includes this process's part."""

@@ -9,8 +9,7 @@ split, each processor proposes candidates from its slice, and only the candidate
 `Decoder` decodes any number of rows of any length; see docs/decoding.md.
 """
 
-from t2tp.decoding.decode import decode
-from t2tp.decoding.decoder import Decoder, Hypothesis, Request
+from t2tp.decoding.decoder import Decoder, Hypothesis, Request, decode
 from t2tp.decoding.options import DecodeOptions
 
 __all__ = ["DecodeOptions", "Decoder", "Hypothesis", "Request", "decode"]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.decoding.options import DecodeOptions
-from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
+from t2tp.decoding.prompt_batch import PromptBatch
 from t2tp.decoding.token_loop import token_loop
 from t2tp.decoding.vocab_slice import VocabSlice, is_any, log_probs_of
 from t2tp.lowering.context import Lowering
@@ -179,7 +179,7 @@ def search(
         for name, tensor in state.items()
     }
     steps, last = token_loop(
-        mesh, _start(rows, beam), state, lambda now: mtf.equal(now.done, 0), body
+        rows, _start(rows, beam), state, lambda now: mtf.equal(now.done, 0), body
     )
     outputs = mtf.slicewise(
         lambda limits, *beams: ranking.result(limits, _Beams(*beams)),
@@ -189,7 +189,7 @@ def search(
         splittable_dims=[batch],
     )
     names = ["symbols", "sizes", "log_probs", "scores", "ended"]
-    return {**dict(zip(names, outputs, strict=True)), "steps": max_loop_steps(steps, batch)}
+    return {**dict(zip(names, outputs, strict=True)), "steps": steps}
 
 
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:

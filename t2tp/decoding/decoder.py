@@ -5,14 +5,19 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from absl import logging
 
-from t2tp.decoding.decode import decode
-from t2tp.decoding.options import DecodeOptions
+from t2tp import mtf
+from t2tp.building.mesh import Mesh
+from t2tp.decoding.beam_search import search
+from t2tp.decoding.greedy_and_sampling import greedy_or_sample
+from t2tp.decoding.options import BEAM, DecodeOptions
 from t2tp.decoding.prompt_batch import (
+    ROW_FEATURES,
+    PromptBatch,
     first_token,
     pad,
     prompt_arrays,
@@ -26,6 +31,27 @@ from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.processes.cluster import Cluster
 from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
+
+
+def decode(
+    model: AutoregressiveModel,
+    mesh: Mesh,
+    features: Mapping[str, mtf.Tensor],
+    options: DecodeOptions,
+) -> dict[str, mtf.Tensor]:
+    """Builds the decoding of a batch: a prefill and a loop of decode steps.
+
+    The features are the model's features, and those that `row_features` declares. For the result
+    see `greedy_or_sample` and `search`.
+    """
+    rows = PromptBatch.from_features(features)
+    prompt_features = {
+        name: tensor for name, tensor in features.items() if name not in ROW_FEATURES
+    }
+    state = model.prefill(mesh, prompt_features, rows.length)
+    find = search if options.method == BEAM else greedy_or_sample
+    return find(model, mesh, rows, state, options)
+
 
 # Tracing a program takes about as long as computing this many tokens with a small model.
 TRACING_TOKENS = 8192
@@ -132,6 +158,7 @@ class Hypothesis:
     has_ended: bool
 
 
+@dataclass(eq=False)
 class Decoder:
     """Decodes rows with a model.
 
@@ -143,33 +170,26 @@ class Decoder:
     Rows are decoded in batches of similar length; see `ProgramShapes`. A row's result depends
     neither on its batch nor on the mesh. Samples depend on the seed and the row's index in the list
     of requests.
+
+    Attributes:
+      predict: runs `decode` for the model with `options`, as `Estimator.predict` does.
+      layout: the mesh's layout, which rounds the batch size up; see `padded_rows`.
+      options: how to decode.
+      seed: seed of the samples.
+      max_length: the model's max number of input tokens, which is also its max number of target
+        tokens; None: unlimited.
     """
 
-    def __init__(
-        self,
-        predict: Predict,
-        layout: Layout,
-        options: DecodeOptions,
-        *,
-        seed: int = 0,
-        max_length: int | None = None,
-    ) -> None:
-        """Creates a decoder from a function that runs the programs.
+    predict: Predict
+    layout: Layout
+    options: DecodeOptions
+    _: KW_ONLY
+    seed: int = 0
+    max_length: int | None = None
 
-        Args:
-          predict: runs `decode` for the model with `options`, as `Estimator.predict` does.
-          layout: the mesh's layout, which rounds the batch size up; see `padded_rows`.
-          options: how to decode.
-          seed: seed of the samples.
-          max_length: the model's max number of input tokens, which is also its max number of
-            target tokens; None: unlimited.
-        """
-        self.options = options
-        self._predict = predict
-        self._seed = seed
-        self._max_length = max_length
-        self._batch_size = padded_rows(options.batch_size, layout)
-        self._shapes = ProgramShapes(self._batch_size * options.width)
+    def __post_init__(self) -> None:
+        self._batch_size = padded_rows(self.options.batch_size, self.layout)
+        self._shapes = ProgramShapes(self._batch_size * self.options.width)
 
     @classmethod
     def from_model(
@@ -244,7 +264,7 @@ class Decoder:
         for numbers, padded in self._shapes.batches(lengths, self._batch_size):
             limits = [sizes[number][0] for number in numbers]
             features, batch = self._batch(numbers, requests, limits, padded)
-            outputs = self._predict(features, batch)
+            outputs = self.predict(features, batch)
             arrays = {name: np.asarray(outputs[name]) for name in _OUTPUTS}
             if np.isnan(arrays["log_probs"]).any():
                 raise ValueError("the model's logits are NaN: no token can be chosen")
@@ -253,9 +273,9 @@ class Decoder:
 
     def check(self, request: Request) -> None:
         """Raises ValueError if the model has too few positions for a row's inputs or prompt."""
-        if self._max_length is not None:
-            check_length("input", request.inputs or (), self._max_length)
-            check_length("prompt", request.prefix, self._max_length)
+        if self.max_length is not None:
+            check_length("input", request.inputs or (), self.max_length)
+            check_length("prompt", request.prefix, self.max_length)
 
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
         """Returns a row's max number of new tokens, and its rounded lengths.
@@ -273,8 +293,8 @@ class Decoder:
             self.check(request)
         except ValueError as error:
             raise ValueError(f"row {number}: {error}") from error
-        if self._max_length is not None:
-            room = self._max_length - prefix
+        if self.max_length is not None:
+            room = self.max_length - prefix
             if request.limit is not None and limit > room:
                 logging.warning(
                     "row %d: at most %d tokens are generated, not %d: the model's context_length"
@@ -282,7 +302,7 @@ class Decoder:
                     number,
                     room,
                     limit,
-                    self._max_length,
+                    self.max_length,
                 )
             limit = min(limit, room)
         length = self._rounded(max(1, prefix + limit))
@@ -303,7 +323,7 @@ class Decoder:
             prefix_length = 1  # Dummy column; only its batch size is used.
         prefix, prefix_sizes = pad([requests[n].prefix for n in numbers], rows, prefix_length)
         keys, padded_limits = np.zeros([rows], np.int64), np.zeros([rows], np.int32)
-        keys[: len(numbers)] = row_keys(self._seed, np.array(numbers, np.int64))
+        keys[: len(numbers)] = row_keys(self.seed, np.array(numbers, np.int64))
         padded_limits[: len(numbers)] = limits
         batch = prompt_arrays(prefix, prefix_sizes, padded_limits, keys, length)
         if reads_inputs:
@@ -315,7 +335,7 @@ class Decoder:
     def _rounded(self, size: int) -> int:
         """Rounds a length up, so that few programs are traced; 0 stays 0."""
         rounded = round_up(size) if size else 0
-        return rounded if self._max_length is None else min(rounded, self._max_length)
+        return rounded if self.max_length is None else min(rounded, self.max_length)
 
     def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
         """Converts one row's outputs to hypotheses."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.decoding.options import DecodeOptions
-from t2tp.decoding.prompt_batch import PromptBatch, max_loop_steps
+from t2tp.decoding.prompt_batch import PromptBatch
 from t2tp.decoding.sampling import ChooseOperation
 from t2tp.decoding.token_loop import token_loop
 from t2tp.decoding.vocab_slice import is_any
@@ -81,7 +81,7 @@ def greedy_or_sample(
         return _Sequences(*after), state
 
     steps, last = token_loop(
-        mesh, _start(rows), state, lambda now: mtf.equal(now.status, _UNFINISHED), body
+        rows, _start(rows), state, lambda now: mtf.equal(now.status, _UNFINISHED), body
     )
     beam = mtf.Dimension("beam", 1)
     by_beam = {
@@ -93,7 +93,7 @@ def greedy_or_sample(
     return {
         "symbols": mtf.reshape(last.written, [batch, beam, rows.written]),
         **{name: mtf.reshape(tensor, [batch, beam]) for name, tensor in by_beam.items()},
-        "steps": max_loop_steps(steps, batch),
+        "steps": steps,
     }
 
 

@@ -172,11 +172,6 @@ def _array_namespace(array: np.ndarray | tf.Tensor) -> Any:
     return np if isinstance(array, np.ndarray) else tf.experimental.numpy
 
 
-def max_loop_steps(steps: mtf.Tensor, batch: mtf.Dimension) -> mtf.Tensor:
-    """Returns a loop's number of iterations: the max over all processors."""
-    return mtf.reduce_max(mtf.broadcast(steps, [batch]), output_shape=mtf.Shape([]))
-
-
 def row_keys(seed: int, numbers: Array) -> Array:
     """Returns int64 keys of the rows' random numbers, from the run's seed and the rows' indices."""
     base = np.uint64(random.make_key(seed, "rows")).astype(np.int64)

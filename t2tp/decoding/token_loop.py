@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.building.mesh import Mesh
+from t2tp.decoding.prompt_batch import PromptBatch
 from t2tp.models.autoregressive import DecodeState
 
 # A NamedTuple of tensors: the sequences of a decoding method.
@@ -14,7 +14,7 @@ S = TypeVar("S", bound=NamedTuple)
 
 
 def token_loop(
-    mesh: Mesh,
+    rows: PromptBatch,
     start: S,
     state: DecodeState,
     goes_on: Callable[[S], mtf.Tensor],
@@ -23,7 +23,7 @@ def token_loop(
     """Extends sequences by one token per iteration.
 
     Args:
-      mesh: the program's mesh.
+      rows: the batch.
       start: the sequences before the first iteration.
       state: the model's state before the first iteration.
       goes_on: maps the sequences to booleans [batch]: whether each row is unfinished. The loop ends
@@ -32,7 +32,8 @@ def token_loop(
         to the next sequences and state. It must not change rows that are done.
 
     Returns:
-      the number of iterations, and the last sequences.
+      the number of iterations (an int32 scalar, the max over all processors), and the last
+      sequences.
     """
     names = list(state)
 
@@ -44,10 +45,12 @@ def token_loop(
         sequences, after = body(step, *unpacked(values))
         return [step + 1, *sequences, *(after[name] for name in names)]
 
-    zero = mtf.zeros(mesh, mtf.Shape([]), tf.int32)
+    scalar = mtf.Shape([])
+    zero = mtf.zeros(rows.mesh, scalar, tf.int32)
     steps, *values = mtf.while_loop(
         lambda step, *values: goes_on(unpacked(values)[0]),
         flat_body,
         [zero, *start, *state.values()],
     )
-    return steps, unpacked(values)[0]
+    most = mtf.reduce_max(mtf.broadcast(steps, [rows.batch]), output_shape=scalar)
+    return most, unpacked(values)[0]

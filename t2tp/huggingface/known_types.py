@@ -23,7 +23,7 @@ from t2tp.hparam import HParams
 from t2tp.huggingface import layer_kinds, rotary, values
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ModelType
-from t2tp.huggingface.model_types import bert, gpt2, gpt_oss, llama, mixtral, phi3, t5, vit
+from t2tp.huggingface.model_types import bert, gpt2, llama, t5, vit
 from t2tp.huggingface.part import SAME_VALUE, ConfigPart, Conversion, of_entry, of_values
 from t2tp.huggingface.tensor_map import TensorRow
 from t2tp.toml import read_packaged
@@ -46,10 +46,10 @@ PARTS = _named(ConfigPart, values, rotary, layer_kinds, t5, vit)
 
 TENSORS: dict[str, Callable[[HParams], Sequence[TensorRow]]] = {
     "llama": llama.tensors,
-    "mixtral": mixtral.mixtral,
-    "qwen3_moe": mixtral.qwen3_moe,
-    "gpt_oss": gpt_oss.tensors,
-    "phi3": phi3.tensors,
+    "mixtral": llama.mixtral,
+    "qwen3_moe": llama.qwen3_moe,
+    "gpt_oss": llama.gpt_oss,
+    "phi3": llama.phi3,
     "gpt2": gpt2.tensors,
     "t5": t5.tensors,
     "bert": bert.tensors_of_masked,

@@ -79,7 +79,7 @@ class DirectoryCheckpoint(Checkpoint):
             overlap = _overlap(piece, part)
             if overlap is not None:
                 view = piece.view(self._source.tensor(piece.theirs).opened())
-                _read(view, *overlap, value)
+                value[overlap[1]] = view[overlap[0]]
         return value
 
 
@@ -225,14 +225,10 @@ def _files(
 ) -> dict[str, Tensors]:
     """Distributes the tensors over files; returns their dtypes and shapes, by file and name."""
     names = {kind: name for name, kind in DTYPES.items()}
-    kinds = {
-        piece.theirs: (
-            names[np.dtype(((dtype and tf.as_dtype(dtype)) or _kind(saved, each)).as_numpy_dtype)],
-            piece.shape,
-        )
-        for each in variables
-        for piece in each.pieces
-    }
+    dtypes, kinds = saved.dtypes(), {}
+    for each in variables:
+        kind = names[np.dtype(tf.as_dtype(dtype or dtypes[each.name]).as_numpy_dtype)]
+        kinds |= {piece.theirs: (kind, piece.shape) for piece in each.pieces}
     files: list[Tensors] = [{}]
     size = 0
     for name, (kind, shape) in kinds.items():
@@ -262,18 +258,15 @@ def _write_index(directory: Path, files: Mapping[str, Tensors]) -> None:
     (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _kind(saved: Checkpoint, variable: Variable) -> tf.DType:
-    return saved.dtypes()[variable.name]
-
-
 def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
     """Yields slices to read: the saved slices, or, of an imported checkpoint, boxes."""
     if MESH_SHAPE in saved.metadata:
         yield from slices_as_saved(saved, variable.name)
         return
+    dtype = saved.dtypes()[variable.name]
     for piece in variable.read_pieces:
         for begin, size in variable.boxes(piece, MOST_ELEMENTS):
-            yield Slice(variable.name, variable.shape, begin, size, _kind(saved, variable))
+            yield Slice(variable.name, variable.shape, begin, size, dtype)
 
 
 def _overlap(piece: TensorPiece, part: Slice) -> tuple[_Region, _Region] | None:
@@ -291,8 +284,3 @@ def _overlap(piece: TensorPiece, part: Slice) -> tuple[_Region, _Region] | None:
         of_view.append(slice(first, last))
         of_slice.append(slice(first + offset - begin, last + offset - begin))
     return tuple(of_view), tuple(of_slice)
-
-
-def _read(view: np.ndarray, of_view: _Region, of_slice: _Region, value: np.ndarray) -> None:
-    """Copies a region of a piece's view into a slice, in the slice's dtype."""
-    value[of_slice] = view[of_view]

@@ -177,11 +177,9 @@ def _pieces(
     of_all_experts = "{expert}" in entry.theirs
     dims = tuple(entry.our_dims.split())
     own = dims[1:] if of_all_experts else dims
-    ones = [number for number, dim in enumerate(flat) if dim == "1"]
     # Hugging Face's tensors may have dimensions of size 1, which our variables lack.
     kept = [dim for dim in flat if dim != "1"]
     order = [kept.index(dim) for dim in ((_PART, *own) if has_parts else own)]
-    atomic = tuple(known[dim] for number, dim in enumerate(flat) if number not in ones)
     for part, name in enumerate(ours):
         yield (
             name.format(layer=f"{numbers['layer']:02d}"),
@@ -190,7 +188,7 @@ def _pieces(
                 entry.theirs.format(**numbers),
                 (sum(heights), *(math.prod(known[dim] for dim in g) for g in groups[1:])),
                 (begin, begin + heights[entry.term]),
-                atomic,
+                tuple(known[dim] for dim in kept),
                 tuple(order),
                 part if has_parts else None,
                 numbers["expert"] if of_all_experts else None,

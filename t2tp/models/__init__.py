@@ -16,6 +16,5 @@ from t2tp.models import (  # noqa: F401  (they register themselves)
     transformer,
     transformer_encoder,
     transformer_lm,
-    transformer_moe,
     vit,
 )

@@ -4,6 +4,7 @@ import abc
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -149,6 +150,17 @@ class Model(abc.ABC):
             for variable in AbstractProgram(step_fn, inputs).graph()[0].all_variables
             if (role := declared(variable).role) is not None
         }
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A model that classifies features into the classes of `targets`."""
+
+    def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+        """Computes the logits of the classes, [batch, classes], without dropout.
+
+        `features` are the problem's features, without `targets` and `weights`.
+        """
 
 
 def classes_of(hparams: HParams, size: int) -> mtf.Dimension:

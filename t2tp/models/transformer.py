@@ -174,3 +174,10 @@ class Transformer(AutoregressiveModel):
     def _project(self, x: mtf.Tensor) -> Projection:
         with tf1.variable_scope("" if self._is_shared else "decoder"):
             return self._embedding.projection(x)
+
+
+@registry.register_model
+class TransformerMoeEncdec(Transformer):
+    """`transformer` with experts in every `moe_every`-th layer of encoder and decoder."""
+
+    has_experts = True

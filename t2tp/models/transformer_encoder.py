@@ -238,3 +238,10 @@ def _mean(x: mtf.Tensor, token_mask: mtf.Tensor) -> mtf.Tensor:
     count = mtf.maximum(mtf.reduce_sum(token_mask, reduced_dim=length), 1.0)
     share = mtf.cast(token_mask / count, x.dtype)
     return mtf.einsum([x, share], output_shape=mtf.Shape([batch, d_model]))
+
+
+@registry.register_model
+class TransformerMoeEncoder(TransformerEncoder):
+    """`transformer_encoder` with experts in every `moe_every`-th layer."""
+
+    has_experts = True

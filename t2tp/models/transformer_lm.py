@@ -179,3 +179,10 @@ class TransformerLm(AutoregressiveModel):
         state = dict(state)
         x, _ = self._stack(*self._embedded(before, DecodeStep(positions, state)))
         return mtf.cast(self._embedding.logits(x), tf.float32), state
+
+
+@registry.register_model
+class TransformerMoe(TransformerLm):
+    """`transformer_lm` with experts in every `moe_every`-th layer."""
+
+    has_experts = True

@@ -12,8 +12,7 @@ import t2tp.models
 from t2tp import mtf, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
-from t2tp.decoding import DecodeOptions, Decoder, Request
-from t2tp.decoding.decode import decode
+from t2tp.decoding import DecodeOptions, Decoder, Request, decode
 from t2tp.huggingface.model_directory import ModelDirectory
 from t2tp.huggingface.safetensors_file import TensorInfo, read_header
 from t2tp.layout_check.double_program import DoubleProgram

@@ -16,8 +16,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.decoding.options import GREEDY
 from t2tp.layers.positions import context_length
 from t2tp.models.autoregressive import AutoregressiveModel
-from t2tp.models.classifier import Classifier
-from t2tp.models.model import EXAMPLE_INDEX
+from t2tp.models.model import EXAMPLE_INDEX, Classifier
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
