@@ -38,7 +38,7 @@ def t2tp_save(directory: Path) -> Path:
     if number:
         shutil.rmtree(directory / f"step-{number - 1:08d}")
     values = list(zip(slices, variables.values(), strict=True))
-    return checkpoint.save(directory, number, values, {})
+    return checkpoint.save(directory, number, [values], {})
 
 
 def t2tp_restore(directory: Path) -> None:

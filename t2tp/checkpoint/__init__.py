@@ -23,7 +23,7 @@ from t2tp.checkpoint.metrics import best_of, read_metrics, record_metrics
 from t2tp.checkpoint.reading import Checkpoint, all_steps, last_finished, latest
 from t2tp.checkpoint.retention import Retention, apply_retention
 from t2tp.checkpoint.slices import Slice
-from t2tp.checkpoint.writing import save, save_in_parts
+from t2tp.checkpoint.writing import save
 
 __all__ = [
     "BestMetric",
@@ -42,7 +42,6 @@ __all__ = [
     "read_metrics",
     "record_metrics",
     "save",
-    "save_in_parts",
     "set_aside",
     "step_directories",
     "step_directory",

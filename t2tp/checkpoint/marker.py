@@ -54,7 +54,7 @@ class Marker:
       files: the files that the marker lists, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
       writers: the random id of the writer of each part. A process draws a new id for each save. A
-        part is a group of slices that a process writes together (see `save_in_parts`).
+        part is a group of slices that a process writes together (see `save`).
       saved_at: time of the save, in seconds since 1970.
     """
 

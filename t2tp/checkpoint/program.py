@@ -59,7 +59,7 @@ def save_checkpoint(
     path = save(
         directory,
         step,
-        list(values_of(variables)),
+        [list(values_of(variables))],
         _joined(metadata_of(variables, program.layout), metadata or {}),
         cluster=cluster,
     )

@@ -25,7 +25,7 @@ from absl import logging
 
 from t2tp.atomic_file import sync
 from t2tp.checkpoint import files
-from t2tp.checkpoint.errors import DamagedCheckpointError, UnusableCheckpointError, reason
+from t2tp.checkpoint.errors import reason
 from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker, data_file
 from t2tp.checkpoint.metrics import record_metrics
 from t2tp.checkpoint.slices import Slice, check_tiling
@@ -41,7 +41,7 @@ _DTYPES = (
 def save(
     directory: str | PathLike[str],
     step: int,
-    values: Sequence[tuple[Slice, tf.Tensor]],
+    parts: Iterable[Sequence[tuple[Slice, tf.Tensor]]],
     metadata: dict,
     *,
     metrics: Mapping[str, float] | None = None,
@@ -55,8 +55,10 @@ def save(
     Args:
       directory: created if missing.
       step: the training step, at least 0.
-      values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
-        dtype). The slices of all processes cover each element of a tensor exactly once.
+      parts: groups of slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size
+        and dtype). Each part that has slices becomes one data file. Only one part is in memory at a
+        time, if they are computed lazily. With several processes, each passes one part. The slices
+        of all processes cover each element of a tensor exactly once.
       metadata: plain JSON to save with the values. Only the metadata of process 0 are used.
       metrics: metrics of an evaluation of the step.
       cluster: the processes that save together. Default: this process alone.
@@ -65,23 +67,6 @@ def save(
       ValueError: the arguments contradict each other, or the step is already saved there.
       OSError: the checkpoint could not be written, or its name belongs to a checkpoint that is
         unreadable or of a newer format. Earlier checkpoints are unaffected.
-    """
-    return save_in_parts(directory, step, [values], metadata, metrics=metrics, cluster=cluster)
-
-
-def save_in_parts(
-    directory: str | PathLike[str],
-    step: int,
-    parts: Iterable[Sequence[tuple[Slice, tf.Tensor]]],
-    metadata: dict,
-    *,
-    metrics: Mapping[str, float] | None = None,
-    cluster: Cluster = ALONE,
-) -> Path:
-    """Saves like `save`, with only one part in memory at a time.
-
-    `parts` has slices and their values, computed lazily. Each part that has slices becomes one data
-    file. With several processes, each passes one part.
     """
     saving = _Saving(Path(directory), step, cluster, uuid.uuid4().hex)
     num_written = 0
@@ -99,8 +84,6 @@ def save_in_parts(
             saving.finish(count, metadata, metrics or {})
 
     saving.go_through({"begin": lambda: saving.begin(metadata), "write": write, "finish": finish})
-    if num_written:
-        saving.check_finished()
     return saving.final
 
 
@@ -122,21 +105,22 @@ class _Saving:
         return files.temporary_directory(self.directory, self.step)
 
     def go_through(self, phases: Mapping[str, Callable[[], None]]) -> None:
-        """Calls the phases in order until one fails, with a barrier of all processes after each."""
-        failure: Exception | None = None
+        """Calls the phases in order; a failure in one process raises an error in all processes."""
         for name, phase in phases.items():
-            if failure is None:
-                try:
-                    phase()
-                except Exception as error:
-                    failure = error
-            # A failed process must reach the barriers too: the other processes wait there.
-            self.cluster.barrier(f"checkpoint-{self.step}-{name}")
-        if failure is not None:
-            if self.cluster.is_main_process:
-                # If the removal fails too, the directory's temporary name marks it as unfinished.
-                shutil.rmtree(self.temporary, ignore_errors=True)
-            raise self.explained(failure) from failure
+            failure: Exception | None = None
+            try:
+                phase()
+            except Exception as error:
+                failure = error
+            # A failed process must reach the exchange too: the other processes wait there.
+            answer = "" if failure is None else _cause(failure) or type(failure).__name__
+            answers = self.cluster.process_allgather(f"checkpoint-{self.step}-{name}", answer)
+            failed = [f"process {number}: {text}" for number, text in enumerate(answers) if text]
+            if failed:
+                if self.cluster.is_main_process:
+                    # If the removal fails too, the directory's temporary name marks it unfinished.
+                    shutil.rmtree(self.temporary, ignore_errors=True)
+                raise self.explained(failure or OSError(failed[0])) from failure
 
     def begin(self, metadata: dict) -> None:
         """Checks the arguments; process 0 creates the temporary directory."""
@@ -156,7 +140,10 @@ class _Saving:
     def write(self, number: int, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
         """Writes a data file and a note, a small file that lists the data file's contents."""
         if not self.temporary.is_dir():
-            raise OSError("process 0 did not begin the checkpoint, see its error")
+            raise OSError(
+                f"{self.temporary}, made by process 0, is not there: all processes must share the"
+                " directory"
+            )
         note: dict = {"writer_id": self.writer_id, "slices": [_encode(each) for each, _ in values]}
         if values:
             prefix = self.temporary / _part(number)
@@ -174,7 +161,9 @@ class _Saving:
 
     def finish(self, num_parts: int, metadata: dict, metrics: Mapping[str, float]) -> None:
         """Merges the data files, writes the marker and renames the directory."""
-        notes = [self._read_note(number) for number in range(num_parts)]
+        notes = [
+            json.loads(_note(self.temporary, number).read_bytes()) for number in range(num_parts)
+        ]
         slices = [_decode(each) for note in notes for each in note["slices"]]
         if not slices:
             raise ValueError(f"There is nothing to save at step {self.step}: no slices.")
@@ -219,37 +208,19 @@ class _Saving:
             for index, number in enumerate(parts)
         }
 
-    def _read_note(self, number: int) -> dict:
-        try:
-            return json.loads(_note(self.temporary, number).read_bytes())
-        except FileNotFoundError:
-            process_id = number % self.cluster.num_processes
-            raise OSError(f"process {process_id} did not write its part, see its error") from None
-
-    def check_finished(self) -> None:
-        """Checks that the finished checkpoint includes this process's part."""
-        try:
-            writers = Marker.read(self.final).writers
-        except DamagedCheckpointError:
-            writers = ()
-        except UnusableCheckpointError as error:
-            raise self.explained(error) from error
-        if self.writer_id not in writers:
-            failure = OSError("process 0 did not finish the checkpoint, see its error")
-            raise self.explained(failure) from None
-
     def explained(self, failure: Exception) -> Exception:
         """Returns a file-system error with a message for the user; other errors unchanged."""
-        if isinstance(failure, tf.errors.OpError):
-            cause = reason(failure)
-        elif isinstance(failure, OSError):
-            cause = str(failure)
-        else:
+        if not isinstance(failure, (tf.errors.OpError, OSError)):
             return failure
         return OSError(
             f"The checkpoint of step {self.step} could not be saved in {self.directory}:"
-            f" {cause}. Checkpoints saved there before are untouched."
+            f" {_cause(failure)}. Checkpoints saved there before are untouched."
         )
+
+
+def _cause(failure: Exception) -> str:
+    text = reason(failure) if isinstance(failure, tf.errors.OpError) else str(failure)
+    return text.rstrip(".")
 
 
 def _check_destination(directory: Path, step: int) -> None:

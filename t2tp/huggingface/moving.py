@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from t2tp.checkpoint import Checkpoint, Slice, save_in_parts
+from t2tp.checkpoint import Checkpoint, Slice, save
 from t2tp.checkpoint.reading import DIMENSIONS, MESH_SHAPE, TRAINABLE
 from t2tp.checkpoint.variables import slices_as_saved
 from t2tp.huggingface.errors import ConversionError
@@ -113,7 +113,7 @@ def import_tensors(
         progress(sum(math.prod(each.size) for each in slices))
         return list(zip(slices, values, strict=True))
 
-    return save_in_parts(directory, 0, map(read, _plan(saved, variables)), metadata)
+    return save(directory, 0, map(read, _plan(saved, variables)), metadata)
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:

@@ -21,7 +21,7 @@ FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 def save_next(directory: str) -> None:
     found = latest(directory)
     step = found.step + 1 if found else 1
-    save(directory, step, samples.of_step(step), {"seen": step * 10})
+    save(directory, step, [samples.of_step(step)], {"seen": step * 10})
     apply_retention(directory, Retention(2))
 
 

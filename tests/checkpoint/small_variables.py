@@ -25,4 +25,4 @@ def small_variables(dtype: tf.DType = tf.float32, mesh_shape: str = "") -> Varia
 def save(directory: Path, variables: Variables, *steps: int) -> None:
     """Saves a checkpoint with the same values at each step."""
     for step in steps:
-        checkpoint.save(directory, step, list(values_of(variables)), {})
+        checkpoint.save(directory, step, [list(values_of(variables))], {})

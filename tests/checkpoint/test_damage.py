@@ -30,7 +30,7 @@ DATA = "variables.data-00000-of-00001"
 @pytest.fixture
 def run(tmp_path):
     for step in (1, 2):
-        save(tmp_path, step, samples.of_step(step), {"seen": step * 10})
+        save(tmp_path, step, [samples.of_step(step)], {"seen": step * 10})
     return tmp_path
 
 
@@ -170,7 +170,7 @@ def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, 
     for number, kept in enumerate(aside, start=1):
         spoil(path)
         found = contents(path)
-        save(run, 2, samples.of_step(2), {"seen": 20})
+        save(run, 2, [samples.of_step(2)], {"seen": 20})
         samples.assert_is_step(latest(run), 2)
         assert contents(kept) == found
         assert sorted(run.glob("*.damaged*")) == aside[:number]
@@ -190,7 +190,7 @@ def test_what_a_crash_has_left_under_a_temporary_name_may_be_of_any_kind(run):
     (run / "step-00000002.tmp").write_text("")
     (run / "step-00000003.tmp").symlink_to(run / "step-00000003.tmp")
     (run / "step-00000001.discarded").write_text("")
-    save(run, 3, samples.of_step(3), {"seen": 30})
+    save(run, 3, [samples.of_step(3)], {"seen": 30})
     apply_retention(run, Retention(3))
     assert sorted(each.name for each in run.iterdir()) == [f"step-0000000{n}" for n in (1, 2, 3)]
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(run, warnings, monkeypatch
             read()
         assert not isinstance(error.value, DamagedCheckpointError)
     with pytest.raises(OSError, match=r"step 2 could not be saved .* cannot be read"):
-        save(run, 2, samples.of_step(2), {"seen": 20})
+        save(run, 2, [samples.of_step(2)], {"seen": 20})
     assert all_steps(run) == []
     assert last_finished(run) == (run / "step-00000002", 2)
     assert os.strerror(code) in warnings()[0]
@@ -278,7 +278,7 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeyp
 def of_the_future(run, monkeypatch):
     """Saves the run's latest checkpoint in a newer format."""
     monkeypatch.setattr("t2tp.checkpoint.marker.FORMAT", 2)
-    path = save(run, 3, samples.of_step(3), {})
+    path = save(run, 3, [samples.of_step(3)], {})
     monkeypatch.undo()
     return path
 
@@ -296,7 +296,7 @@ def test_a_format_of_the_future_is_refused_and_not_passed_over(run, of_the_futur
 def test_a_format_of_the_future_stays_where_it_is(run, of_the_future, warnings):
     found = contents(of_the_future)
     with pytest.raises(OSError, match=r"step 3 could not be saved .* has format 2"):
-        save(run, 3, samples.of_step(3), {"seen": 30})
+        save(run, 3, [samples.of_step(3)], {"seen": 30})
     apply_retention(run, Retention(1))
     assert all_steps(run) == [2]
     assert contents(of_the_future) == found

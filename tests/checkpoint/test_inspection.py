@@ -17,7 +17,7 @@ DTYPES = st.sampled_from([tf.float32, tf.bfloat16, tf.float16, tf.int64, tf.bool
 
 def saved(directory: str, step: int, values: list[tf.Tensor]) -> Checkpoint:
     slices = [(Slice.full(f"v{n}", v.shape.as_list(), v.dtype), v) for n, v in enumerate(values)]
-    return Checkpoint(save(directory, step, slices, {}))
+    return Checkpoint(save(directory, step, [slices], {}))
 
 
 @settings(max_examples=25)

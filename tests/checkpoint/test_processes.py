@@ -16,7 +16,7 @@ def save_together(directory, values_of_each):
     """Saves step 5 from two processes; returns the path or error of each process."""
     return run_two(
         lambda cluster: save(
-            directory, 5, values_of_each[cluster.process_id], {"seen": 50}, cluster=cluster
+            directory, 5, [values_of_each[cluster.process_id]], {"seen": 50}, cluster=cluster
         )
     )
 
@@ -32,14 +32,14 @@ def test_two_threads_save_what_one_reads_back_whole_or_unaligned(tmp_path):
     assert len(list(path.glob("variables.data-*-of-00002"))) == 2
 
 
-def test_all_meet_at_the_same_barriers(tmp_path, monkeypatch):
-    called, barrier = [[], []], Cluster.barrier
+def test_all_take_part_in_the_same_exchanges(tmp_path, monkeypatch):
+    called, gather = [[], []], Cluster.process_allgather
 
-    def noted(self, name):
+    def noted(self, name, value):
         called[self.process_id].append(name)
-        barrier(self, name)
+        return gather(self, name, value)
 
-    monkeypatch.setattr(Cluster, "barrier", noted)
+    monkeypatch.setattr(Cluster, "process_allgather", noted)
     save_together(tmp_path, samples.halves(5))
     names = [f"checkpoint-5-{phase}" for phase in ("begin", "write", "finish")]
     assert called == [names, names]
@@ -52,7 +52,7 @@ def test_slices_that_two_processes_both_save_are_refused_by_both(tmp_path):
     assert "'table'" in str(owner)
     assert "The 9 slices of 'table' have 216 elements" in str(owner)
     assert isinstance(other, OSError)
-    assert "process 0 did not finish" in str(other)
+    assert "process 0: The 9 slices of 'table' have 216 elements" in str(other)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,7 +64,7 @@ def test_a_failure_in_one_process_is_an_error_in_both(tmp_path, broken):
     assert isinstance(answers[broken], ValueError)
     assert "'bad'" in str(answers[broken])
     assert isinstance(answers[1 - broken], OSError)
-    assert f"process {broken} did not" in str(answers[1 - broken])
+    assert f"process {broken}: The slice of 'bad'" in str(answers[1 - broken])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_what_a_crashed_save_left_is_not_taken_for_a_part_of_the_next(tmp_path):
     shutil.copy(path / "variables.data-00001-of-00002", left / "part-00002.data-00000-of-00001")
     broken = [parts[0], [(Slice.full("bad", (3,), tf.float32), tf.zeros([2]))]]
     owner, _ = save_together(tmp_path / "run", broken)
-    assert "process 1 did not write its part" in str(owner)
+    assert "process 1: The slice of 'bad'" in str(owner)
     left.mkdir()
     (left / "rubbish").touch()
     path, _ = save_together(tmp_path / "run", parts)
@@ -89,5 +89,5 @@ def test_no_process_takes_an_older_checkpoint_for_its_own(tmp_path):
     save_together(tmp_path, samples.halves(5))
     owner, other = save_together(tmp_path, samples.halves(5))
     assert "already saved" in str(owner)
-    assert "process 0 did not" in str(other)
+    assert "process 0: Step 5 is already saved" in str(other)
     samples.assert_is_step(latest(tmp_path), 5)

@@ -7,7 +7,7 @@ from tests.checkpoint import samples
 @pytest.fixture
 def run(tmp_path):
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, step, samples.of_step(step), {"seen": step * 10})
+        checkpoint.save(tmp_path, step, [samples.of_step(step)], {"seen": step * 10})
     return tmp_path
 
 
@@ -64,7 +64,7 @@ def saved_at(run, monkeypatch, hours):
     """Saves a checkpoint at each hour and applies retention; returns the hours that are left."""
     for step, hour in enumerate(hours, start=1):
         monkeypatch.setattr("time.time", lambda: 3600.0 * hour)  # noqa: B023
-        checkpoint.save(run, step, samples.of_step(step), {})
+        checkpoint.save(run, step, [samples.of_step(step)], {})
         checkpoint.apply_retention(run, checkpoint.Retention(2, every_n_hours=2.0))
     return [hours[step - 1] for step in checkpoint.all_steps(run)]
 
@@ -76,7 +76,7 @@ def test_the_oldest_and_one_every_so_many_hours_stay_besides(tmp_path, monkeypat
 
 def test_of_equals_the_older_is_the_best_and_those_not_evaluated_do_not_count(tmp_path):
     for step, metrics in enumerate([None, {"loss": 1.0}, {"loss": 1.0}, {"other": 0.0}], start=1):
-        checkpoint.save(tmp_path, step, samples.of_step(step), {}, metrics=metrics)
+        checkpoint.save(tmp_path, step, [samples.of_step(step)], {}, metrics=metrics)
     checkpoint.apply_retention(
         tmp_path, checkpoint.Retention(1, best=checkpoint.BestMetric("loss", is_min=True))
     )

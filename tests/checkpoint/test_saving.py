@@ -10,7 +10,6 @@ from t2tp.checkpoint import (
     latest,
     read_metrics,
     save,
-    save_in_parts,
     set_aside,
 )
 from tests.checkpoint import samples
@@ -18,7 +17,7 @@ from tests.files import files_of_at_most
 
 
 def save_step(directory, step):
-    return save(directory, step, samples.of_step(step), {"seen": step * 10})
+    return save(directory, step, [samples.of_step(step)], {"seen": step * 10})
 
 
 def test_what_was_saved_comes_back(tmp_path):
@@ -56,7 +55,7 @@ def test_every_dtype_round_trips_in_any_slices(tmp_path, dtype):
         (Slice.full("scalar", (), dtype), scalar),
         (Slice.full("nothing", (0, 2), dtype), tf.zeros((0, 2), dtype)),
     ]
-    checkpoint = Checkpoint(save(tmp_path, 1, values, {}))
+    checkpoint = Checkpoint(save(tmp_path, 1, [values], {}))
     assert set(checkpoint.dtypes().values()) == {dtype}
     for name in ("w", "whole"):
         some, all_of_it = checkpoint.read(
@@ -108,7 +107,7 @@ def test_the_latest_is_of_the_highest_step(tmp_path):
 def test_a_saved_step_is_not_overwritten(tmp_path):
     save_step(tmp_path, 3)
     with pytest.raises(ValueError, match="Step 3 is already saved"):
-        save(tmp_path, 3, samples.of_step(4), {})
+        save(tmp_path, 3, [samples.of_step(4)], {})
     samples.assert_is_step(latest(tmp_path), 3)
 
 
@@ -130,13 +129,13 @@ WRONG_SAVES = [
 def test_a_wrong_save_is_refused_and_leaves_nothing(tmp_path, step, values, metadata, message):
     save_step(tmp_path, 1)
     with pytest.raises(ValueError, match=message):
-        save(tmp_path, step, values, metadata)
+        save(tmp_path, step, [values], metadata)
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_an_address_is_no_directory():
     with pytest.raises(ValueError, match="mounted file system"):
-        save("gs://bucket/run", 1, samples.of_step(1), {})
+        save("gs://bucket/run", 1, [samples.of_step(1)], {})
 
 
 def test_a_directory_that_cannot_be_written_is_one_clear_sentence(tmp_path):
@@ -154,7 +153,7 @@ def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(tmp_path, size, metada
         files_of_at_most(size),
         pytest.raises(OSError, match=r"step 2 could not be saved in .*File too large"),
     ):
-        save(tmp_path, 2, samples.of_step(2), metadata)
+        save(tmp_path, 2, [samples.of_step(2)], metadata)
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
     samples.assert_is_step(latest(tmp_path), 1)
     samples.assert_is_step(Checkpoint(save_step(tmp_path, 2)), 2)
@@ -162,7 +161,7 @@ def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(tmp_path, size, metada
 
 def test_what_is_saved_in_parts_is_one_checkpoint(tmp_path):
     values = samples.of_step(4)
-    path = save_in_parts(tmp_path, 4, (values[at : at + 3] for at in (0, 3, 6, 9)), {"seen": 40})
+    path = save(tmp_path, 4, (values[at : at + 3] for at in (0, 3, 6, 9)), {"seen": 40})
     checkpoint = Checkpoint(path)
     checkpoint.verify()
     samples.assert_is_step(checkpoint, 4)
@@ -176,16 +175,16 @@ def test_parts_that_are_not_all_there_are_refused_and_leave_nothing(tmp_path):
         raise UnusableCheckpointError("it is damaged")
 
     with pytest.raises(OSError, match="step 4 could not be saved in .*: it is damaged"):
-        save_in_parts(tmp_path, 4, parts(), {})
+        save(tmp_path, 4, parts(), {})
     with pytest.raises(ValueError, match="slices of 'table' have 72 elements"):
-        save_in_parts(tmp_path, 4, [samples.of_step(4)[:3]], {})
+        save(tmp_path, 4, [samples.of_step(4)[:3]], {})
     with pytest.raises(ValueError, match="no slices"):
-        save_in_parts(tmp_path, 4, [], {})
+        save(tmp_path, 4, [], {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_metrics_come_with_the_checkpoint_and_are_no_part_of_what_is_sealed(tmp_path):
-    path = save(tmp_path, 3, samples.of_step(3), {}, metrics={"loss": np.float32(0.5)})
+    path = save(tmp_path, 3, [samples.of_step(3)], {}, metrics={"loss": np.float32(0.5)})
     assert read_metrics(path) == {"loss": 0.5}
     (path / "metrics.json").unlink()
     Checkpoint(path).verify()

@@ -54,7 +54,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def save_step(step: int, address: str = RUN) -> Path:
     directory = Path(object_store.local_path(address), "checkpoints")
     shutil.rmtree(directory / f"step-{step:08d}", ignore_errors=True)
-    return save(directory, step, samples.of_step(step), {"seen": step * 10})
+    return save(directory, step, [samples.of_step(step)], {"seen": step * 10})
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def test_a_process_downloads_the_slices_that_it_reads(server, tmp_path, monkeypa
 
     with open_session():
         directory = Path(object_store.local_path(RUN), "checkpoints")
-        save(directory, 7, [(each, tf.constant(value(each))) for each in slices], {})
+        save(directory, 7, [[(each, tf.constant(value(each))) for each in slices]], {})
     elsewhere(monkeypatch, tmp_path)
     server.sent.clear()
     with open_session():
@@ -219,7 +219,7 @@ def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(serv
         for step in (1, 2, 3):
             path = save_step(step)
     shutil.rmtree(path.parent / "step-00000002")
-    save(path.parent, 2, samples.of_step(2), {"again": True})  # not uploaded
+    save(path.parent, 2, [samples.of_step(2)], {"again": True})  # not uploaded
     for name in uploaded(server):
         if name.endswith("FINISHED") and "3" not in name:
             server.files().rm(f"bucket/run/{name}")
@@ -340,10 +340,10 @@ def test_the_run_of_an_address_is_opened(server, address, opened):
 
 
 def test_the_address_of_a_base_is_not_read_if_the_base_is_next_to_the_run(tmp_path):
-    base = Checkpoint(save(tmp_path / "llama/checkpoints", 0, samples.of_step(0), {}))
+    base = Checkpoint(save(tmp_path / "llama/checkpoints", 0, [samples.of_step(0)], {}))
     record = {"path": "s3://theirs/llama/checkpoints/step-00000000", "save_id": base.save_id}
     metadata = {BASE: {**record, "names": {}}}
-    tuned = Checkpoint(save(tmp_path / "tuned/checkpoints", 1, samples.of_step(1), metadata))
+    tuned = Checkpoint(save(tmp_path / "tuned/checkpoints", 1, [samples.of_step(1)], metadata))
     with open_session() as session:
         assert open_base(tuned).path == base.path
         assert not session.mirrors

@@ -83,9 +83,7 @@ def average(
         # killed earlier, `output_dir` has no checkpoint, and the program can be run again.
         _copy_settings(latest, output_dir)
 
-    directory = checkpoint.save_in_parts(
-        checkpoint_directory(output_dir), latest.step, parts(), metadata
-    )
+    directory = checkpoint.save(checkpoint_directory(output_dir), latest.step, parts(), metadata)
     statistics = tuple(n for n in sorted(latest.shapes()) if n.split("/")[-1] in BATCH_STATISTICS)
     return Averaged(directory, latest.step, bool(moving), statistics)
 

@@ -120,7 +120,7 @@ class RunSaver:
         """Writes a checkpoint and applies the retention."""
         cluster = self.variables.cluster
         checkpoint.save(
-            self.directory, step, values, self.metadata, metrics=metrics, cluster=cluster
+            self.directory, step, [values], self.metadata, metrics=metrics, cluster=cluster
         )
         if cluster.is_main_process:
             if self._last is not None and not self._last.exists():

@@ -40,7 +40,7 @@ def test_it_shows_the_variables_and_how_they_lay(run, capsys):
 
 def test_what_does_not_say_its_dimensions_is_shown_too(tmp_path, capsys):
     whole = Slice.full("v", (2, 3), tf.float16)
-    save(tmp_path / "checkpoints", 1, [(whole, tf.ones([2, 3], tf.float16))], {})
+    save(tmp_path / "checkpoints", 1, [[(whole, tf.ones([2, 3], tf.float16))]], {})
     assert main([str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].split() == ["v", "[2,", "3]", "float16", "12", "?"]
@@ -73,7 +73,7 @@ def test_in_what_two_differ(tmp_path, capsys):
     def saved(number):
         found = [(name, x[number]) for name, x in values.items() if x[number] is not None]
         slices = [(Slice.full(name, x.shape, tf.as_dtype(x.dtype)), x) for name, x in found]
-        return str(save(tmp_path / str(number), 1, slices, {}))
+        return str(save(tmp_path / str(number), 1, [slices], {}))
 
     first, second = saved(0), saved(1)
     assert main([first, second]) == 1
