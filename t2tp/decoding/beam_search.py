@@ -8,6 +8,7 @@ done when none can become better than the worst of the kept finished sequences.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -252,17 +253,12 @@ def _of_parents(
     return mtf.slicewise(pick, [tensor, parents], tensor.shape, tensor.dtype, splittable)
 
 
+@dataclass(frozen=True)
 class _Ranking:
     """Decides which sequences stay in the beams, on a processor's slices."""
 
-    def __init__(self, options: DecodeOptions, length: int) -> None:
-        self._beam_size = options.width
-        self._alpha = options.alpha
-        self._end_ids = options.end_ids
-        self._length = length
-        # If only the best sequence is returned, the search can end once no unfinished sequence can
-        # beat the best finished one.
-        self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
+    options: DecodeOptions
+    length: int
 
     def advance(
         self, step: tf.Tensor, limits: tf.Tensor, candidates: Candidates, now: _Beams
@@ -273,7 +269,7 @@ class _Ranking:
           the fields of the next `_Beams`, and the parents: int32 [batch, beam], the beam entry that
           each unfinished sequence extends.
         """
-        ends = is_any(candidates.tokens, self._end_ids)
+        ends = is_any(candidates.tokens, self.options.end_ids)
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
         after = self._finish(step, candidates, now, ends)._replace(log_probs=log_probs, alive=alive)
         # A score is a log-probability divided by the penalty. A sequence's log-probability is at
@@ -281,7 +277,10 @@ class _Ranking:
         # and a larger penalty moves the score towards 0. So no unfinished sequence can end with a
         # score above `best_possible`.
         best_possible = log_probs[:, 0] / self._penalty(limits)
-        is_settled = self._score_to_beat(after.scores, -1) >= best_possible
+        # If only the best sequence is returned, the search can end once no unfinished sequence can
+        # beat the best finished one.
+        to_beat = tf.reduce_min if self.options.return_beams else tf.reduce_max
+        is_settled = to_beat(after.scores, -1) >= best_possible
         # The loop goes on until all rows of the processor are done. Meanwhile, a row that is done
         # must not change: otherwise its result would depend on the other rows.
         is_done = tf.not_equal(now.done, 0)
@@ -298,7 +297,7 @@ class _Ranking:
         """Keeps the best sequences: the finished ones compete with candidates that end now."""
         ended = tf.where(ends, candidates.log_probs, _NONE)
         all_scores = tf.concat([now.scores, ended / self._penalty(step + 1)], -1)
-        scores, chosen = tf.math.top_k(all_scores, self._beam_size)
+        scores, chosen = tf.math.top_k(all_scores, self.options.width)
 
         def best(finished: tf.Tensor, ending: tf.Tensor) -> tf.Tensor:
             return tf.gather(tf.concat([finished, ending], 1), chosen, batch_dims=1)
@@ -316,16 +315,16 @@ class _Ranking:
     ) -> tuple[tf.Tensor, ...]:
         """Returns log-probabilities, tokens and parents of the best unfinished candidates."""
         unfinished = tf.where(ends, _NONE, candidates.log_probs)
-        log_probs, chosen = tf.math.top_k(unfinished, self._beam_size)
+        log_probs, chosen = tf.math.top_k(unfinished, self.options.width)
         parents = tf.gather(candidates.parents, chosen, batch_dims=1)
         tokens = tf.gather(candidates.tokens, chosen, batch_dims=1)
-        is_here = tf.equal(tf.range(self._length), step)
+        is_here = tf.equal(tf.range(self.length), step)
         before = tf.gather(now.alive, parents, batch_dims=1)
         return log_probs, tf.where(is_here, tokens[..., None], before), parents
 
     def _penalty(self, size: tf.Tensor) -> tf.Tensor:
         """Returns the divisor of the log-probability of `size` tokens, EOS included."""
-        return ((5.0 + tf.cast(size, tf.float32)) / 6.0) ** self._alpha
+        return ((5.0 + tf.cast(size, tf.float32)) / 6.0) ** self.options.alpha
 
     def result(self, limits: tf.Tensor, last: _Beams) -> tuple[tf.Tensor, ...]:
         """Returns each row's finished sequences, or the unfinished ones if there are none."""

@@ -38,7 +38,7 @@ class LayerFactory:
       norm: the norm of residual blocks.
     """
 
-    def __init__(self, hparams: HParams, dtype: tf.DType, has_experts: bool) -> None:
+    def __init__(self, hparams: HParams, has_experts: bool) -> None:
         """Reads the hparams.
 
         `has_experts` says whether every `moe_every`-th layer has experts.
@@ -49,8 +49,6 @@ class LayerFactory:
         self._hparams = hparams
         self._has_experts = has_experts
         self.d_model = mtf.Dimension("d_model", hparams.d_model)
-        self.dtype = dtype
-        self.bos_token_id = hparams.bos_token_id
         broadcast_dims = hparams.layer_prepostprocess_dropout_broadcast_dims
         if hparams.sequence_parallel:
             broadcast_dims = [BETWEEN if name == INSIDE else name for name in broadcast_dims]
@@ -113,9 +111,9 @@ class LayerFactory:
                     " context_length."
                 )
             stddev = self._hparams.initializer_stddev
-            x += learned(positions, self._context, self.d_model, stddev, self.dtype)
+            x += learned(positions, self._context, self.d_model, stddev, x.dtype)
         elif self._position == "sinusoidal":
-            x += sinusoidal(positions, self.d_model, self.dtype)
+            x += sinusoidal(positions, self.d_model, x.dtype)
         if self._hparams.embedding_norm:
             with tf1.variable_scope("embedding_norm"):
                 x = self.norm(x)

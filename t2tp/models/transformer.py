@@ -58,10 +58,8 @@ class Transformer(AutoregressiveModel):
         super().__init__(hparams, vocab_sizes)
         if "inputs" not in vocab_sizes:
             self.check_features(vocab_sizes)
-        self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
-        vocab = vocab_of(hparams, vocab_sizes["targets"])
-        self._vocab = vocab
-        self._embedding = self._factory.embedding(vocab)
+        self._factory = LayerFactory(hparams, self.has_experts)
+        self._embedding = self._factory.embedding(vocab_of(hparams, vocab_sizes["targets"]))
         same_size = vocab_sizes["inputs"] == vocab_sizes["targets"]
         shares = hparams.shared_embedding
         self._is_shared = (hparams.tie_embeddings or shares) and same_size
@@ -91,7 +89,7 @@ class Transformer(AutoregressiveModel):
         out = predicted(self.hparams, projection, targets, weights, training)
         if not training:
             rows = targets.shape.dims[0]
-            sums = sequence_sums(projection.logits, targets, weights, self._vocab, rows)
+            sums = sequence_sums(projection.logits, targets, weights, projection.vocab, rows)
             out = with_metrics(out, sums)
         stacks = {"encoder_": features["inputs_segmentation"], "": segments}
         return with_experts(out, self.hparams, totals, stacks)
@@ -110,7 +108,7 @@ class Transformer(AutoregressiveModel):
         targets, segments = features["targets"], features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
         memory, encoder_totals = self._encode(features, training)
-        before = shifted_right(targets, segments, self._factory.bos_token_id)
+        before = shifted_right(targets, segments, self.hparams.bos_token_id)
         forward = FullForward(sequence, training, memory)
         x, totals = self._decode(before, forward, encoder_totals)
         return self._project(x), totals
@@ -128,7 +126,7 @@ class Transformer(AutoregressiveModel):
         if prefix is None:
             rows = mtf.Shape([features["inputs"].shape.dims[0], mtf.Dimension("prefix_length", 1)])
             prefix = mtf.zeros(mesh, rows, tf.int32)
-        before = shifted_right(prefix, None, self._factory.bos_token_id)
+        before = shifted_right(prefix, None, self.hparams.bos_token_id)
         sequence = SequenceInfo(token_positions(prefix))
         self._decode(before, Prefill(sequence, length, state, memory))
         return state
@@ -137,7 +135,7 @@ class Transformer(AutoregressiveModel):
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
-        before = previous_tokens(tokens, positions, self._factory.bos_token_id)
+        before = previous_tokens(tokens, positions, self.hparams.bos_token_id)
         state = dict(state)
         x, _ = self._decode(before, DecodeStep(positions, state, state["inputs_segmentation"]))
         return mtf.cast(self._project(x).logits, tf.float32), state
@@ -152,7 +150,7 @@ class Transformer(AutoregressiveModel):
             token_positions(inputs) if positions is None else positions, segments
         )
         with tf1.variable_scope("" if self._is_shared else "encoder"):
-            x = self._inputs_embedding(inputs, self._factory.dtype)
+            x = self._inputs_embedding(inputs, self.activation_dtype)
         with tf1.variable_scope("encoder"):
             forward = FullForward(sequence, training)
             x, totals = self._encoder(*self._factory.stack_input(x, forward))
@@ -167,7 +165,7 @@ class Transformer(AutoregressiveModel):
     ) -> tuple[mtf.Tensor, Totals]:
         """Applies the embedding and the decoder's layers to [batch...]."""
         with tf1.variable_scope("" if self._is_shared else "decoder"):
-            x = self._embedding(tokens, self._factory.dtype)
+            x = self._embedding(tokens, self.activation_dtype)
         with tf1.variable_scope("decoder"):
             return self._decoder(*self._factory.stack_input(x, forward), encoder_totals)
 

@@ -50,7 +50,7 @@ class TransformerEncoder(model.Model):
         super().__init__(hparams, vocab_sizes)
         self._classifies = "inputs" in vocab_sizes
         self.takes = _OF_CLASSES if self._classifies else _OF_MASKED
-        self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
+        self._factory = LayerFactory(hparams, self.has_experts)
         self._num_tokens = vocab_sizes["inputs" if self._classifies else "targets"]
         # Without a `mask_token_id`, the mask is the id after the vocabulary. A classifier's
         # embedding has a row for the mask too, so that the classifier can start from a masked
@@ -111,12 +111,11 @@ class TransformerEncoder(model.Model):
     def _class_logits(
         self, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, Totals]:
-        segments = features["inputs_segmentation"]
-        sequence = SequenceInfo(features["inputs_position"], segments)
-        types = features.get("inputs_types")
-        x, totals = self._hidden(features["inputs"], types, sequence, training)
-        has_pooler = self.hparams.pooler
-        row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
+        x, totals = self._hidden(features["inputs"], features, "inputs", training)
+        if self.hparams.pooler:
+            row = self._pooled(x, training)
+        else:
+            row = _mean(x, weights_of(features["inputs_segmentation"]))
         classes = model.classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
             return dense(row, classes, is_head=True), totals
@@ -165,9 +164,7 @@ class TransformerEncoder(model.Model):
     def _project(
         self, tokens: mtf.Tensor, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Projection, Totals]:
-        sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
-        types = features.get("targets_types")
-        x, totals = self._hidden(tokens, types, sequence, training)
+        x, totals = self._hidden(tokens, features, "targets", training)
         return self._embedding.projection(self._before_logits(x)), totals
 
     def _masked(
@@ -201,11 +198,16 @@ class TransformerEncoder(model.Model):
             return mask_uniform, kind_uniform, uniform(maxval=size, dtype=tf.int32)
 
     def _hidden(
-        self, tokens: mtf.Tensor, types: mtf.Tensor | None, sequence: SequenceInfo, training: bool
+        self, tokens: mtf.Tensor, features: Mapping[str, mtf.Tensor], name: str, training: bool
     ) -> tuple[mtf.Tensor, Totals]:
-        """Returns the stack's output [batch, length, d_model], and the experts' statistics."""
-        x = self._embedding(tokens, self._factory.dtype)
+        """Returns the stack's output [batch, length, d_model], and the experts' statistics.
+
+        `name` is the feature whose segments, positions and types the tokens have.
+        """
+        sequence = SequenceInfo(features[f"{name}_position"], features[f"{name}_segmentation"])
+        x = self._embedding(tokens, self.activation_dtype)
         if self.hparams.token_types:
+            types = features.get(f"{name}_types")
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
         return self._stack(*self._factory.stack_input(x, FullForward(sequence, training)))
 
@@ -213,7 +215,7 @@ class TransformerEncoder(model.Model):
         """Embeds token types, integers [batch, length] -> [batch, length, d_model]."""
         hparams = self.hparams
         dim = mtf.Dimension("token_types", hparams.token_types)
-        rest = self._factory.d_model, hparams.initializer_stddev, self._factory.dtype
+        rest = self._factory.d_model, hparams.initializer_stddev, self.activation_dtype
         table = variables.embedding(types.mesh, "type_embedding", [dim], *rest)
         return mtf.gather(table, types, dim, is_checked=True)
 

@@ -66,7 +66,7 @@ class TransformerLm(AutoregressiveModel):
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
         """Creates the layers; see `Model`."""
         super().__init__(hparams, vocab_sizes)
-        self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
+        self._factory = LayerFactory(hparams, self.has_experts)
         self.vocab = vocab_of(hparams, vocab_sizes["targets"])
         self._embedding = self._factory.embedding(self.vocab)
         self._stack = self._factory.stack(hparams.num_hidden_layers, causal=True)
@@ -146,13 +146,13 @@ class TransformerLm(AutoregressiveModel):
         tokens = shifted_right(
             features["targets"],
             segments,
-            features.get(FIRST_TOKEN, self._factory.bos_token_id),
+            features.get(FIRST_TOKEN, self.hparams.bos_token_id),
             features.get("targets_previous"),
         )
         return StackPass(self._stack, *self._embedded(tokens, FullForward(sequence, training)))
 
     def _embedded(self, tokens: mtf.Tensor, forward: ForwardPass) -> tuple[mtf.Tensor, ForwardPass]:
-        return self._factory.stack_input(self._embedding(tokens, self._factory.dtype), forward)
+        return self._factory.stack_input(self._embedding(tokens, self.activation_dtype), forward)
 
     def build_prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
@@ -165,7 +165,7 @@ class TransformerLm(AutoregressiveModel):
         prefix = self.prefix_of(features)
         positions = token_positions(prefix)
         state: DecodeState = {n: x for n, x in features.items() if n == FIRST_TOKEN}
-        first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
+        first = state.get(FIRST_TOKEN, self.hparams.bos_token_id)
         forward = Prefill(SequenceInfo(positions), length, state)
         self._stack(*self._embedded(shifted_right(prefix, None, first), forward))
         return state
@@ -174,7 +174,7 @@ class TransformerLm(AutoregressiveModel):
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
-        first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
+        first = state.get(FIRST_TOKEN, self.hparams.bos_token_id)
         before = previous_tokens(tokens, positions, first)
         state = dict(state)
         x, _ = self._stack(*self._embedded(before, DecodeStep(positions, state)))

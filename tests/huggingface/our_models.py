@@ -149,7 +149,7 @@ def generated(name, mesh, rows, length, fed=None):
 
 
 def _logits(on_mesh, made, fed):
-    return {"logits": made.logits(on_mesh, fed, False)[0]}
+    return {"logits": made.logits(on_mesh, fed)}
 
 
 def _program(name: str, mesh: str, step, fed: Features, made=None) -> DoubleProgram:
