@@ -10,12 +10,13 @@ float16 tensors are stored as float32, which has every value of float16. The mar
 of these tensors.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -69,21 +70,19 @@ def save(
         unreadable or of a newer format. Earlier checkpoints are unaffected.
     """
     saving = _Saving(Path(directory), step, cluster, uuid.uuid4().hex)
-    num_written = 0
-
-    def write() -> None:
-        nonlocal num_written
+    with saving.together("begin"):
+        saving.begin(metadata)
+    number = cluster.process_id
+    with saving.together("write"):
         for values in parts:
             _check_values(values)
-            saving.write(cluster.process_id + num_written, values)
-            num_written += 1
-
-    def finish() -> None:
+            saving.write(number, values)
+            number += 1
+    with saving.together("finish"):
         if cluster.is_main_process:
-            count = num_written if cluster.num_processes == 1 else cluster.num_processes
+            # The number of parts: with several processes, each has one.
+            count = number if cluster.num_processes == 1 else cluster.num_processes
             saving.finish(count, metadata, metrics or {})
-
-    saving.go_through({"begin": lambda: saving.begin(metadata), "write": write, "finish": finish})
     return saving.final
 
 
@@ -104,23 +103,23 @@ class _Saving:
     def temporary(self) -> Path:
         return files.temporary_directory(self.directory, self.step)
 
-    def go_through(self, phases: Mapping[str, Callable[[], None]]) -> None:
-        """Calls the phases in order; a failure in one process raises an error in all processes."""
-        for name, phase in phases.items():
-            failure: Exception | None = None
-            try:
-                phase()
-            except Exception as error:
-                failure = error
-            # A failed process must reach the exchange too: the other processes wait there.
-            answer = "" if failure is None else _cause(failure) or type(failure).__name__
-            answers = self.cluster.process_allgather(f"checkpoint-{self.step}-{name}", answer)
-            failed = [f"process {number}: {text}" for number, text in enumerate(answers) if text]
-            if failed:
-                if self.cluster.is_main_process:
-                    # If the removal fails too, the directory's temporary name marks it unfinished.
-                    shutil.rmtree(self.temporary, ignore_errors=True)
-                raise self.explained(failure or OSError(failed[0])) from failure
+    @contextlib.contextmanager
+    def together(self, phase: str) -> Iterator[None]:
+        """Waits until all processes are at the end; an error in one becomes an error in all."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        # A failed process must reach the exchange too: the other processes wait there.
+        answer = "" if failure is None else _cause(failure) or type(failure).__name__
+        answers = self.cluster.process_allgather(f"checkpoint-{self.step}-{phase}", answer)
+        failed = [f"process {number}: {text}" for number, text in enumerate(answers) if text]
+        if failed:
+            if self.cluster.is_main_process:
+                # If the removal fails too, the directory's temporary name marks it unfinished.
+                shutil.rmtree(self.temporary, ignore_errors=True)
+            raise self.explained(failure or OSError(failed[0])) from failure
 
     def begin(self, metadata: dict) -> None:
         """Checks the arguments; process 0 creates the temporary directory."""

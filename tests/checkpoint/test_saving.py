@@ -176,10 +176,6 @@ def test_parts_that_are_not_all_there_are_refused_and_leave_nothing(tmp_path):
 
     with pytest.raises(OSError, match="step 4 could not be saved in .*: it is damaged"):
         save(tmp_path, 4, parts(), {})
-    with pytest.raises(ValueError, match="slices of 'table' have 72 elements"):
-        save(tmp_path, 4, [samples.of_step(4)[:3]], {})
-    with pytest.raises(ValueError, match="no slices"):
-        save(tmp_path, 4, [], {})
     assert list(tmp_path.iterdir()) == []
 
 

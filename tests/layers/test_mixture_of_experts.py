@@ -151,13 +151,7 @@ def test_any_layout_gives_the_same(mesh_shape, layout, name):
 
 
 # If the experts have an axis of their own, it also splits the length, and a row has several groups.
-OWN_AXIS = (
-    "data:2;expert:2",
-    "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
-)
-SHARED_AXIS = ("data:4", "batch:data;experts:data")
-
-
+SHARED_AXIS, OWN_AXIS = LAYOUTS[1], LAYOUTS[8]
 ALL_TO_ALLS = [(name, SHARED_AXIS, "data") for name in ("switch", "gshard", "expert_choice")] + [
     (name, OWN_AXIS, "expert") for name in ("small_groups", "small_groups_choose")
 ]

@@ -105,32 +105,19 @@ def with_types(make: Callable[[], dict[str, np.ndarray]], name: str) -> Callable
     return batch
 
 
-BOTH = {"inputs": VOCAB_SIZE, "targets": VOCAB_SIZE}
+TOKENS, BOTH = {"targets": VOCAB_SIZE}, {"inputs": VOCAB_SIZE, "targets": VOCAB_SIZE}
+TWO_CLASSES = {"inputs": VOCAB_SIZE, "targets": 2}
+TOP_2 = {**WITH_EXPERTS, "moe_gating": "top_2"}
 FAMILIES = {
-    "lm": Family("transformer_lm", make_batch, {"targets": VOCAB_SIZE}, {"token_shift": True}),
+    "lm": Family("transformer_lm", make_batch, TOKENS, {"token_shift": True}),
     "encdec": Family("transformer", pairs, BOTH, {"token_shift": True}),
-    "classes": Family(
-        "transformer_encoder", classes, {"inputs": VOCAB_SIZE, "targets": 2}, NO_DROPOUT
-    ),
-    "masked": Family("transformer_encoder", examples, {"targets": VOCAB_SIZE}, NO_DROPOUT),
-    "moe": Family("transformer_moe", make_batch, {"targets": VOCAB_SIZE}, WITH_EXPERTS),
-    "moe_encdec": Family(
-        "transformer_moe_encdec", pairs, BOTH, {**WITH_EXPERTS, "moe_gating": "top_2"}
-    ),
-    "moe_classes": Family(
-        "transformer_moe_encoder",
-        classes,
-        {"inputs": VOCAB_SIZE, "targets": 2},
-        {**WITH_EXPERTS, **NO_DROPOUT, "moe_gating": "top_2"},
-    ),
+    "classes": Family("transformer_encoder", classes, TWO_CLASSES, NO_DROPOUT),
+    "masked": Family("transformer_encoder", examples, TOKENS, NO_DROPOUT),
+    "moe": Family("transformer_moe", make_batch, TOKENS, WITH_EXPERTS),
+    "moe_encdec": Family("transformer_moe_encdec", pairs, BOTH, TOP_2),
+    "moe_classes": Family("transformer_moe_encoder", classes, TWO_CLASSES, {**TOP_2, **NO_DROPOUT}),
+    "moe_masked": Family("transformer_moe_encoder", examples, TOKENS, {**TOP_2, **NO_DROPOUT}),
 }
-
-FAMILIES["moe_masked"] = Family(
-    "transformer_moe_encoder",
-    examples,
-    {"targets": VOCAB_SIZE},
-    {**WITH_EXPERTS, **NO_DROPOUT, "moe_gating": "top_2"},
-)
 
 AS_IN_BERT = {
     **NO_DROPOUT,
@@ -142,16 +129,10 @@ AS_IN_BERT = {
     "logits_bias": True,
     "pooler": True,
 }
+_MASKED, _CLASSES = with_types(examples, "targets"), with_types(classes, "inputs")
 BERTS = {
-    "bert_masked": Family(
-        "transformer_encoder", with_types(examples, "targets"), {"targets": VOCAB_SIZE}, AS_IN_BERT
-    ),
-    "bert_classes": Family(
-        "transformer_encoder",
-        with_types(classes, "inputs"),
-        {"inputs": VOCAB_SIZE, "targets": 2},
-        AS_IN_BERT,
-    ),
+    "bert_masked": Family("transformer_encoder", _MASKED, TOKENS, AS_IN_BERT),
+    "bert_classes": Family("transformer_encoder", _CLASSES, TWO_CLASSES, AS_IN_BERT),
 }
 MEGATRON = "batch:data;experts:data;heads:model;kv_heads:model;d_ff:model;vocab:model"
 LAYOUTS = {

@@ -72,12 +72,8 @@ def test_evaluation_counts_the_values_of_the_images_that_have_weight():
     assert values["correct"] == right[:-1].sum()
 
 
-def test_images_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r'say --hparams="image_shape=\[4,8,2\]"'):
-        program_of("full", image_shape=[8, 8, 1])
-
-
 REFUSED = [
+    ({"image_shape": [8, 8, 1]}, r'say --hparams="image_shape=\[4,8,2\]"'),
     ({"image_shape": [8, 8]}, r"must be \[height,width,channels\], not \[8, 8\]"),
     ({"attention_type": "local_1d", "block_length": 7}, "blocks of 7 do not divide .*length"),
 ]
