@@ -4,6 +4,7 @@ import datetime
 import math
 from dataclasses import replace
 
+import numpy as np
 import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint
@@ -60,15 +61,12 @@ def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, 
     for each in slices_as_saved(first, name):
         (one,) = first.read([each])
         (other,) = second.read([replace(each, dtype=second.dtypes()[name])])
-        wide = tf.complex128 if tf.complex64 in (one.dtype, other.dtype) else tf.float64
-        with tf.device("CPU:0"):
-            # Flattened: `boolean_mask` does not support scalars.
-            one, other = (tf.reshape(tf.cast(each, wide), [-1]) for each in (one, other))
-            differ = (one != other) & ~((one != one) & (other != other))  # Two NaNs are equal.
-            apart = tf.abs(tf.boolean_mask(one, differ) - tf.boolean_mask(other, differ))
-            if tf.size(apart) > 0:
-                count += int(tf.size(apart))
-                max_distance = float(tf.reduce_max(tf.concat([apart, [max_distance]], 0)))
+        wide = np.complex128 if tf.complex64 in (one.dtype, other.dtype) else np.float64
+        one, other = (value.numpy().astype(wide) for value in (one, other))
+        differ = (one != other) & ~((one != one) & (other != other))  # Two NaNs are equal.
+        apart = np.abs(one[differ] - other[differ])
+        count += apart.size
+        max_distance = float(np.maximum(max_distance, apart.max(initial=0.0)))
     return max_distance, count
 
 

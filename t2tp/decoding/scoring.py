@@ -12,7 +12,7 @@ from t2tp.decoding import decoder
 from t2tp.decoding.prompt_batch import first_token, pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
 from t2tp.models.autoregressive import AutoregressiveModel
-from t2tp.models.transformer_losses import TARGETS_WEIGHTS, weights_of_targets
+from t2tp.models.losses import TARGETS_WEIGHTS, weights_of_targets
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.program.program import Feature
 

@@ -203,7 +203,7 @@ class MixtureOfExperts:
         num_choices = router.row_sums(router.token_mask) * float(routing.choices)
         if router.balance is not None:
             # `counted_load` is 0, but its gradient w.r.t. `balance` is the experts' load. It
-            # becomes a gradient of the loss, because `transformer_losses` adds
+            # becomes a gradient of the loss, because `losses.with_experts` adds
             # `num_choices - stop_gradient(num_choices)` to the loss.
             num_choices += counted_load(router, choices)
         if routing.is_dropless:

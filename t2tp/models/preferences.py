@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
+from t2tp.models.losses import weights_of_targets
 from t2tp.models.model import EXAMPLE_INDEX
-from t2tp.models.transformer_losses import weights_of_targets
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.optim.loss import LossOutput, LossTerm
 

@@ -24,9 +24,8 @@ from t2tp.layers.passes import (
 from t2tp.metrics import sequence_sums
 from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
-from t2tp.models.losses import with_metrics
+from t2tp.models.losses import predicted_tokens, weights_of, with_experts, with_metrics
 from t2tp.models.model import LossOutput, vocab_of
-from t2tp.models.transformer_losses import predicted, weights_of, with_experts
 
 
 @registry.register_model
@@ -86,7 +85,7 @@ class Transformer(AutoregressiveModel):
         projection, totals = self._projection(features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
         weights = weights_of(segments)
-        out = predicted(self.hparams, projection, targets, weights, training)
+        out = predicted_tokens(self.hparams, projection, targets, weights, training)
         if not training:
             rows = targets.shape.dims[0]
             sums = sequence_sums(projection.logits, targets, weights, projection.vocab, rows)

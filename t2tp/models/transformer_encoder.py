@@ -19,8 +19,7 @@ from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.metrics import positive_sums
 from t2tp.models import losses, model
 from t2tp.models.layer_factory import LayerFactory
-from t2tp.models.losses import with_metrics
-from t2tp.models.transformer_losses import loss_options, predicted, weights_of, with_experts
+from t2tp.models.losses import predicted_tokens, weights_of, with_experts, with_metrics
 from t2tp.ops.random_by_row import random_by_row
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
@@ -126,7 +125,7 @@ class TransformerEncoder(model.Model):
         logits, totals = self._class_logits(features, training)
         targets, classes = features["targets"], logits.shape.dims[-1]
         weights = mtf.cast(features["weights"], tf.float32)
-        options = loss_options(self.hparams)
+        options = losses.loss_options(self.hparams)
         out = losses.predicted(logits, targets, weights, classes, training, **options)
         if not training and classes.size == 2:
             out = with_metrics(out, positive_sums(logits, targets, weights, classes))
@@ -145,7 +144,7 @@ class TransformerEncoder(model.Model):
             )
         tokens, is_masked = self._masked(targets, segments, examples)
         projection, totals = self._project(tokens, features, training)
-        out = predicted(self.hparams, projection, targets, is_masked, training)
+        out = predicted_tokens(self.hparams, projection, targets, is_masked, training)
         if not training:
             visible = mtf.reduce_sum(weights_of(segments) - is_masked)
             out = with_metrics(out, {"unmasked_tokens": visible})

@@ -27,15 +27,15 @@ from t2tp.models.autoregressive import (
     previous_tokens,
 )
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
-from t2tp.models.losses import with_metrics
-from t2tp.models.model import LossOutput, vocab_of
-from t2tp.models.preferences import REFERENCES, preference_loss
-from t2tp.models.transformer_losses import (
+from t2tp.models.losses import (
     TARGETS_WEIGHTS,
-    predicted,
+    predicted_tokens,
     weights_of_targets,
     with_experts,
+    with_metrics,
 )
+from t2tp.models.model import LossOutput, vocab_of
+from t2tp.models.preferences import REFERENCES, preference_loss
 from t2tp.ops.cross_entropy.projected import Teacher
 
 # Scope of a teacher's variables.
@@ -108,7 +108,7 @@ class TransformerLm(AutoregressiveModel):
             out = preference_loss(self.hparams, projection.logits, features)
         else:
             teacher = self._taught(mesh, taught[0][0]) if taught else None
-            out = predicted(self.hparams, projection, targets, weights, training, teacher)
+            out = predicted_tokens(self.hparams, projection, targets, weights, training, teacher)
         if not training and not self.hparams.preference_loss:
             rows = targets.shape.dims[0]
             sums = sequence_sums(projection.logits, targets, weights, self.vocab, rows)
