@@ -5,8 +5,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +22,7 @@ from t2tp.huggingface.tensor_map import MOST_ELEMENTS, TensorPiece, Variable
 
 Progress = Callable[[int], object]
 _Region = tuple[slice, ...]
+_T = TypeVar("_T")
 
 # Metadata key: the Hugging Face model that a checkpoint was imported from.
 SOURCE = "source"
@@ -113,7 +115,9 @@ def import_tensors(
         progress(sum(math.prod(each.size) for each in slices))
         return list(zip(slices, values, strict=True))
 
-    return save(directory, 0, map(read, _plan(saved, variables)), metadata)
+    slices = itertools.chain.from_iterable(_slices(saved, each) for each in variables)
+    parts = _groups(slices, lambda each: math.prod(each.size), MOST_ELEMENTS)
+    return save(directory, 0, map(read, parts), metadata)
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
@@ -124,18 +128,18 @@ def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
     return tf.as_dtype(kinds.pop()) if len(kinds) == 1 else tf.float32
 
 
-def _plan(saved: Checkpoint, variables: Sequence[Variable]) -> list[list[Slice]]:
-    """Divides the variables into parts of about `MOST_ELEMENTS`."""
-    plan: list[list[Slice]] = [[]]
-    count = 0
-    for part in itertools.chain.from_iterable(_slices(saved, each) for each in variables):
-        elements = math.prod(part.size)
-        if plan[-1] and count + elements > MOST_ELEMENTS:
-            plan.append([])
-            count = 0
-        plan[-1].append(part)
-        count += elements
-    return plan
+def _groups(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> list[list[_T]]:
+    """Divides items, in their order, into groups of a total size of at most `most`, if possible."""
+    groups: list[list[_T]] = [[]]
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if groups[-1] and total + size > most:
+            groups.append([])
+            total = 0
+        groups[-1].append(item)
+        total += size
+    return groups
 
 
 # Size limit of a file in bytes, as in `transformers`.
@@ -229,15 +233,8 @@ def _files(
     for each in variables:
         kind = names[np.dtype(tf.as_dtype(dtype or dtypes[each.name]).as_numpy_dtype)]
         kinds |= {piece.theirs: (kind, piece.shape) for piece in each.pieces}
-    files: list[Tensors] = [{}]
-    size = 0
-    for name, (kind, shape) in kinds.items():
-        num_bytes = math.prod(shape) * DTYPES[kind].itemsize
-        if files[-1] and size + num_bytes > most_bytes:
-            files.append({})
-            size = 0
-        files[-1][name] = kind, shape
-        size += num_bytes
+    groups = _groups(kinds.items(), lambda item: _bytes(*item[1]), most_bytes)
+    files = [dict(group) for group in groups]
     if len(files) == 1:
         return {WEIGHTS_FILE: files[0]}
     return {
@@ -246,15 +243,15 @@ def _files(
     }
 
 
+def _bytes(kind: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * DTYPES[kind].itemsize
+
+
 def _write_index(directory: Path, files: Mapping[str, Tensors]) -> None:
     """Writes the map from each tensor to its file."""
     weight_map = {name: file for file, tensors in files.items() for name in tensors}
-    sizes = [
-        math.prod(shape) * DTYPES[kind].itemsize
-        for tensors in files.values()
-        for kind, shape in tensors.values()
-    ]
-    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+    total = sum(_bytes(*each) for tensors in files.values() for each in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
