@@ -41,11 +41,6 @@ class BackgroundWorker:
         self._idle.clear()
         self._tasks.put(task)
 
-    def check(self) -> None:
-        """Raises the last task's error if there is one; does not wait."""
-        if not self.is_busy:
-            self.wait()
-
     def wait(self) -> None:
         """Waits for the current task; raises its error, if there is one, only once."""
         self._idle.wait()

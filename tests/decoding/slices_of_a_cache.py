@@ -5,11 +5,10 @@ import sys
 import numpy as np
 
 import t2tp
-import t2tp.hparams
-from t2tp import registry
 from t2tp.decoding import DecodeOptions, decode
 from t2tp.decoding.prompt_batch import row_features
 from t2tp.models.transformer_lm import TransformerLm
+from tests.models.small_lm import make_hparams
 from tests.peak_memory import peak_bytes
 
 ROWS, LAYERS, HEADS, D_KV = 4, 2, 4, 256
@@ -19,11 +18,8 @@ MESH = {"mesh_shape": "data:2;model:2", "layout": "batch:data;heads:model"}
 
 def make_model() -> TransformerLm:
     """Returns a model with few parameters and large heads."""
-    hparams = registry.hparams("transformer_lm_plain_tiny")
-    sizes = {"d_model": 16, "d_ff": 16, "num_heads": HEADS, "d_kv": D_KV, "position": "none"}
-    for name, value in {**sizes, "num_hidden_layers": LAYERS}.items():
-        hparams.set(name, value)
-    return TransformerLm(hparams, {"targets": 30})
+    sizes = {"d_ff": 16, "num_heads": HEADS, "d_kv": D_KV, "num_hidden_layers": LAYERS}
+    return TransformerLm(make_hparams(position="none", **sizes), {"targets": 30})
 
 
 def decoding_program(length: int, options: str = "beam_size=1,eos_id=-1") -> t2tp.Program:

@@ -5,29 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import t2tp.hparams  # noqa: F401 (registers sets)
-from t2tp import registry
 from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.decoding.scoring import ScoredRow, Scorer, score
-from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.program.program import Program
+from tests.models.small_lm import make_hparams
 
 VOCAB = 30
 
 
-def small(name: str) -> HParams:
-    hparams = registry.hparams(name)
-    sizes = dict(max_length=24, d_model=16, d_ff=32, d_kv=8, num_heads=2, num_hidden_layers=1)
-    for key, value in {**sizes, "initializer_stddev": 1.0}.items():
-        hparams.set(key, value)
-    return hparams
+def make_model() -> TransformerLm:
+    sizes = dict(max_length=24, num_heads=2, num_hidden_layers=1)
+    return TransformerLm(make_hparams(**sizes), {"targets": VOCAB})
 
 
 def decoder(options: str) -> Decoder:
-    model = TransformerLm(small("transformer_lm_plain_tiny"), {"targets": VOCAB})
-    return Decoder.from_model(model, DecodeOptions.parse(options), seed=1)
+    return Decoder.from_model(make_model(), DecodeOptions.parse(options), seed=1)
 
 
 @pytest.mark.parametrize("options", ["beam_size=1", "beam_size=2"])
@@ -42,7 +36,7 @@ def test_what_is_written_is_scored_as_it_was_decoded(mesh_shape, layout, first):
     prefixes = [[], [2, 3, 4], [6]]
     requests = [Request(prefix, first_token=first) for prefix in prefixes]
     found = [row[0] for row in decoder("beam_size=1,extra_length=8,batch_size=4")(requests)]
-    model = TransformerLm(small("transformer_lm_plain_tiny"), {"targets": VOCAB})
+    model = make_model()
 
     def evaluate(features, batch):
         def step(mesh, given):

@@ -10,17 +10,14 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from tests.models.small_lm import outputs
+from tests.models.small_lm import changed, outputs
 
 BATCH, CLASSES = 8, 10
 
 
 def make_hparams(hparams_set: str, **values: object) -> HParams:
     """Returns a registered set on one device, with changes."""
-    hparams = registry.hparams(hparams_set)
-    for name, value in {"mesh_shape": "", **values}.items():
-        hparams.set(name, value)
-    return hparams
+    return changed(hparams_set, **{"mesh_shape": "", **values})
 
 
 def make_batch(height: int = 8, width: int = 8, channels: int = 1) -> dict[str, np.ndarray]:

@@ -34,12 +34,17 @@ SMALLER = {
 }
 
 
-def make_hparams(**values: object) -> HParams:
-    """Returns the tiny set made smaller; large initial embeddings make attention non-uniform."""
-    hparams = registry.hparams("transformer_lm_plain_tiny")
-    for name, value in {**SMALLER, **values}.items():
+def changed(hparams_set: str, **values: object) -> HParams:
+    """Returns a registered set with changes."""
+    hparams = registry.hparams(hparams_set)
+    for name, value in values.items():
         hparams.set(name, value)
     return hparams
+
+
+def make_hparams(**values: object) -> HParams:
+    """Returns the tiny set made smaller; large initial embeddings make attention non-uniform."""
+    return changed("transformer_lm_plain_tiny", **{**SMALLER, **values})
 
 
 def make_batch(seed: int = 0) -> dict[str, np.ndarray]:

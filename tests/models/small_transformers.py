@@ -13,7 +13,7 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.models.model import EXAMPLE_INDEX, Model
 from tests.models import small_lm
-from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, make_batch, outputs
+from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, changed, make_batch, outputs
 
 SHAPE = f"batch:{BATCH};length:{LENGTH}"
 SMALLER = {**small_lm.SMALLER, "num_hidden_layers": 1}
@@ -48,10 +48,7 @@ class Family:
     def hparams(self, **changes: object) -> HParams:
         """Returns the tiny set, made smaller and changed."""
         plain = "_plain" if self.model == "transformer_lm" else ""
-        hparams = registry.hparams(f"{self.model}{plain}_tiny")
-        for name, value in {**SMALLER, **self.changes, **changes}.items():
-            hparams.set(name, value)
-        return hparams
+        return changed(f"{self.model}{plain}_tiny", **{**SMALLER, **self.changes, **changes})
 
     def make(self, **changes: object) -> Model:
         """Returns the model."""

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import t2tp
-import t2tp.hparams  # registers the sets
-from t2tp import registry
 from t2tp.models.preferences import REFERENCES, preference_loss
+from tests.models.small_lm import changed
 
 BATCH, LENGTH, PAIRS, VOCAB = 4, 12, 3, 8
 SHAPES = {
@@ -118,9 +117,7 @@ def by_trl(kind, options, scores):
 
 
 def program(kind, mesh, layout, **values):
-    hparams = registry.hparams("transformer_lm_tiny")
-    for name, value in {"preference_loss": kind, **values}.items():
-        hparams.set(name, value)
+    hparams = changed("transformer_lm_tiny", preference_loss=kind, **values)
 
     def step_fn(mesh, features):
         features = dict(features)
