@@ -45,7 +45,7 @@ from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.processes.interrupt import InterruptHandler, TrainingInterrupted
 from t2tp.trainer.processes.multiprocess import connect_as
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir.run_checkpoints import NEW_COUNTERS, RunCheckpoints
+from t2tp.trainer.run_dir.run_checkpoints import RunCheckpoints
 from t2tp.trainer.run_dir.run_lock import RunLock
 from t2tp.trainer.run_dir.run_saver import LockHook, RunSaver
 
@@ -341,7 +341,7 @@ class Estimator:
         """
         if self._variables is None:
             raise ValueError("there are no variables to restore: build a program first")
-        restore(saved, self._variables, strict=self._has_trained, zero_if_missing=NEW_COUNTERS)
+        restore(saved, self._variables, strict=self._has_trained)
         self.steps_done = saved.step
 
     def rewind(self, inputs: Inputs, steps_done: int) -> tuple[int, BatchStream]:

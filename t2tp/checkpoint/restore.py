@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,7 @@ def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
 
 
 def restore_latest(
-    directory: Path,
-    variables: Variables,
-    *,
-    strict: bool,
-    zero_if_missing: Collection[str] = (),
-    last_step: int | None = None,
+    directory: Path, variables: Variables, *, strict: bool, last_step: int | None = None
 ) -> Restored | None:
     """Restores the variables from the latest checkpoint; all processes call this function.
 
@@ -62,8 +57,8 @@ def restore_latest(
     with a warning. A checkpoint that cannot be read is an error: it may be intact, so skipping it
     might continue the training from older values.
 
-    `directory` is the directory of the checkpoints, as process 0 sees it. For `strict` and
-    `zero_if_missing` see `variables.check_fit`. Steps after `last_step` are not considered.
+    `directory` is the directory of the checkpoints, as process 0 sees it. For `strict` see
+    `variables.check_fit`. Steps after `last_step` are not considered.
 
     Returns:
       the result; None, with unchanged variables, if there is no checkpoint.
@@ -90,7 +85,7 @@ def restore_latest(
 
     while (choice := _choose(variables.cluster, directory, choose)) is not None:
         try:
-            saved = _restore_choice(choice, variables, strict, zero_if_missing)
+            saved = _restore_choice(choice, variables, strict)
         except DamagedCheckpointError as error:
             logging.error("%s Going back to the checkpoint before it.", error)
             damaged.append(choice.step_dir)
@@ -108,7 +103,7 @@ def restore_step(directory: Path, step: int, variables: Variables, *, strict: bo
     step_dir = step_directory(directory, step)
     choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))
     assert choice is not None
-    _restore_choice(choice, variables, strict, ())
+    _restore_choice(choice, variables, strict)
 
 
 @dataclass(frozen=True)
@@ -148,14 +143,12 @@ def _choose(
 _ERRORS = (DifferentCheckpointsError, UnusableCheckpointError, DamagedCheckpointError)
 
 
-def _restore_choice(
-    choice: _ChosenCheckpoint, variables: Variables, strict: bool, zero_if_missing: Collection[str]
-) -> Checkpoint:
+def _restore_choice(choice: _ChosenCheckpoint, variables: Variables, strict: bool) -> Checkpoint:
     """Restores the chosen checkpoint in all processes; all raise the most severe error."""
     outcome: tuple[int, str] | None = None
     try:
         saved = _open_same(choice)
-        restore(saved, variables, strict=strict, zero_if_missing=zero_if_missing)
+        restore(saved, variables, strict=strict)
     except _ERRORS as error:
         severity = max(number for number, kind in enumerate(_ERRORS) if isinstance(error, kind))
         outcome = severity, str(error)

@@ -1,6 +1,6 @@
 """Converts a program's variables to a checkpoint's slices, and back."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from t2tp.suggestions import first_few
 
 # Max number of processors of a mesh that has saved a checkpoint.
 _MAX_PROCESSORS = 1 << 20
+# Counters that a run's older checkpoints may lack, because the run can enable their options later.
+# They begin at 0. See `t2tp.optim.step_skipping`.
+_NEW_COUNTERS = ("step_guard/skipped_steps",)
 
 
 class CheckpointMismatchError(ValueError):
@@ -109,9 +112,7 @@ def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
     ]
 
 
-def check_fit(
-    saved: Checkpoint, variables: Variables, strict: bool, zero_if_missing: Collection[str] = ()
-) -> None:
+def check_fit(saved: Checkpoint, variables: Variables, strict: bool) -> None:
     """Raises CheckpointMismatchError unless the variables can be restored from a checkpoint.
 
     Args:
@@ -119,7 +120,6 @@ def check_fit(
       variables: the program's variables.
       strict: whether variables that only the checkpoint has are an error. Evaluation allows them,
         because it does not need the optimizer's variables.
-      zero_if_missing: names of counters to set to 0 if an older checkpoint lacks them.
     """
     saved_shapes, program = saved.shapes(), {v.spec.name: v.spec for v in variables}
     differences = []
@@ -127,7 +127,7 @@ def check_fit(
         shape, there = tuple(spec.shape.to_integer_list), saved_shapes.get(name)
         if spec.frozen and BASE in saved.metadata:  # `load_base` checks the weights of the base.
             continue
-        if there is None and name not in zero_if_missing:
+        if there is None and name not in _NEW_COUNTERS:
             differences.append(f"{name} is not in the checkpoint")
         elif there is not None and there != shape:
             differences.append(f"{name} is {there} in the checkpoint and {shape} in the program")
@@ -154,9 +154,7 @@ def check_fit(
         )
 
 
-def restore(
-    saved: Checkpoint, variables: Variables, *, strict: bool, zero_if_missing: Collection[str] = ()
-) -> None:
+def restore(saved: Checkpoint, variables: Variables, *, strict: bool) -> None:
     """Restores variables from a checkpoint of any mesh and floating-point precision.
 
     Each process reads a slice only once, and copies it to its processors that need it. For the
@@ -168,7 +166,7 @@ def restore(
       DamagedCheckpointError: the checkpoint is damaged or was deleted.
       UnusableCheckpointError: the checkpoint cannot be read.
     """
-    check_fit(saved, variables, strict, zero_if_missing)
+    check_fit(saved, variables, strict)
     if BASE in saved.metadata:
         load_base(saved, variables)
     else:
@@ -178,7 +176,7 @@ def restore(
     for variable in variables:
         if variable.spec.name in variables.loaded_from_base:
             continue
-        if variable.spec.name not in saved.shapes():  # One of `zero_if_missing`.
+        if variable.spec.name not in saved.shapes():  # One of `_NEW_COUNTERS`.
             for part in variable.slices:
                 part.assign(tf.zeros_like(part))
             continue

@@ -19,7 +19,6 @@ from t2tp.checkpoint.reading import BASE, BATCH_SIZES
 from t2tp.checkpoint.restore import check_same_save, restore_latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
 from t2tp.mesh.layout import Layout
-from t2tp.optim.step_skipping import SKIPPED_STEPS
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
@@ -34,8 +33,6 @@ from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
 from t2tp.trainer.run_dir.token_rows import MatchedRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
-# Counters that a run's older checkpoints may lack, because the run can enable their options later.
-NEW_COUNTERS = (SKIPPED_STEPS,)
 # Max ratio of a program's values to its checkpoint's, which may lack the optimizer's state.
 _MAX_RATIO = 16
 
@@ -141,13 +138,7 @@ class RunCheckpoints:
         variables.base_elsewhere = self._base_elsewhere()
         if self._config.checkpoint_path:
             return self._load_named(variables, to_train)
-        restored = restore_latest(
-            self._directory,
-            variables,
-            strict=to_train,
-            zero_if_missing=NEW_COUNTERS,
-            last_step=last_step,
-        )
+        restored = restore_latest(self._directory, variables, strict=to_train, last_step=last_step)
         if restored is not None:
             self._damaged = restored.damaged
             self.batch_sizes = _batch_sizes_in(restored.metadata)
@@ -207,7 +198,7 @@ class RunCheckpoints:
             )
         saved = find(path)
         check_same_save(saved, variables.cluster)
-        restore(saved, variables, strict=False, zero_if_missing=NEW_COUNTERS)
+        restore(saved, variables, strict=False)
         return saved.step
 
     def go_back(self, variables: Variables, last_step: int) -> int:
