@@ -67,9 +67,9 @@ class Mirror:
       is_watched: whether the session's thread uploads and downloads changes.
     """
 
-    def __init__(self, address: str, **store_options: Any) -> None:
-        """Sets the paths; sends no request. The options are keyword arguments of `Store`."""
-        self.store = Store(address, **store_options)
+    def __init__(self, address: str) -> None:
+        """Sets the paths; sends no request."""
+        self.store = Store(address)
         self.path = _local(address)
         self.lock: StoreLock | None = None
         self.is_watched = False
@@ -276,10 +276,9 @@ class Session:
         directory may upload.
     """
 
-    def __init__(self, **store_options: Any) -> None:
+    def __init__(self) -> None:
         self.mirrors: list[Mirror] = []
         self.uploads = True
-        self._store_options = store_options
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
@@ -290,8 +289,7 @@ class Session:
         """
         if self.find(_local(address)) is not None:
             return
-        run = _run_of(address.rstrip("/"), **self._store_options)
-        mirror = Mirror(run, **self._store_options)
+        mirror = Mirror(_run_of(address.rstrip("/")))
         mirror.pull()
         mirror.is_watched = is_watched
         self.mirrors.append(mirror)
@@ -343,17 +341,15 @@ _filled: dict[int, set[tuple[int, int]]] = {}
 
 
 @contextlib.contextmanager
-def session(**store_options: Any) -> Iterator[Session]:
+def session() -> Iterator[Session]:
     """Opens addresses inside the context, and uploads the changes at its end.
-
-    `store_options` are the keyword arguments of each `Store`.
 
     Raises:
       StoreError: a file cannot be uploaded. If another error ends the context, the StoreError is
         only logged.
     """
     global _session
-    outer, _session = _session, Session(**store_options)
+    outer, _session = _session, Session()
     try:
         yield _session
     except BaseException:
@@ -464,14 +460,14 @@ def _local(address: str) -> Path:
     return _stores().joinpath(*split(address))
 
 
-def _run_of(address: str, **store_options: Any) -> str:
+def _run_of(address: str) -> str:
     """Returns the address of the run that contains an address, or the address itself."""
     if inside := _INSIDE_RUN.fullmatch(address):
         return inside[1]
     run = address.removesuffix("/checkpoints")
     if run != address and "/" in split(run)[1]:
         with contextlib.suppress(FileNotFoundError):
-            Store(run, **store_options).read("run.yaml")
+            Store(run).read("run.yaml")
             return run
     return address
 

@@ -19,6 +19,10 @@ _LIKE_ADDRESS = re.compile(r"\s*([a-z][a-z0-9+.-]*://|(s3[an]?|gc?s|az|abfss?|wa
 _KEY_OF_SECRET = re.compile(
     r"(\w*(?:password|passwd|pwd|secret|token|key))\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&,;]*)", re.I
 )
+# Seconds to wait before each further attempt. They are multiplied by a random factor, because many
+# processes may retry. With gs and az there are further attempts only after a timeout, because their
+# packages retry after other errors by themselves.
+WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}
 # Maps a scheme to fsspec's package, t2tp's extra that installs the package, and options that limit
 # the time of a request.
@@ -87,17 +91,8 @@ class Store:
     request or does not answer.
     """
 
-    def __init__(
-        self, address: str, waits: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 8.0), **options: Any
-    ) -> None:
-        """Creates the client; sends no request.
-
-        Args:
-          address: `SCHEME://BUCKET/NAME`.
-          waits: seconds to wait before each further attempt. They are multiplied by a random
-            factor, because many processes may retry. With gs and az there are further attempts
-            only after a timeout, because their packages retry after other errors by themselves.
-          options: options of fsspec's client; they replace our time limits.
+    def __init__(self, address: str) -> None:
+        """Creates the client of the address `SCHEME://BUCKET/NAME`; sends no request.
 
         Raises:
           ValueError: the address is invalid, or fsspec's package for it is not installed.
@@ -105,7 +100,7 @@ class Store:
         scheme, self._root = split(address)
         self.address = f"{scheme}://{self._root}"
         package, extra, limits = _PACKAGES[scheme]
-        options = {**limits, **options, "use_listings_cache": False, "skip_instance_cache": True}
+        options = {**limits, "use_listings_cache": False, "skip_instance_cache": True}
         try:
             import fsspec  # Imported here, because most runs are local.
 
@@ -115,7 +110,7 @@ class Store:
         except ValueError as error:
             raise ValueError(f"{address}: {error}; {_ADVICE}") from error
         self._fs.retries = 1  # s3fs would retry inside each of our attempts.
-        self._waits, self._client_repeats = waits, scheme != "s3"
+        self._client_repeats = scheme != "s3"
         logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs errors that it raises.
 
     def list(self) -> dict[str, tuple[int, str]]:
@@ -188,7 +183,7 @@ class Store:
         path = f"{self._root}/{name}".rstrip("/")
         verb = "written" if method in ("put_file", "pipe_file", "rm_file") else "read"
         begin = f"{self.address}/{name}".rstrip("/") + f" cannot be {verb}"
-        for wait in (*self._waits, None):
+        for wait in (*WAITS, None):
             try:
                 return getattr(self._fs, method)(at or path, *arguments, **options)
             except Exception as error:  # The packages' own errors have no common base class.

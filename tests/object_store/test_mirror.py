@@ -1,7 +1,6 @@
 """Mirrors, locks and ranges with a store on loopback that has faults."""
 
 import contextlib
-import functools
 import json
 import random
 import shutil
@@ -18,7 +17,7 @@ from t2tp import object_store
 from t2tp.checkpoint import Checkpoint, Retention, Slice, all_steps, apply_retention, save
 from t2tp.checkpoint.frozen_base import open_base
 from t2tp.checkpoint.reading import BASE
-from t2tp.object_store import mirror, ranges, store_lock
+from t2tp.object_store import mirror, ranges, session, store, store_lock
 from t2tp.object_store.store import Store, StoreError
 from t2tp.object_store.store_lock import StoreLock
 from t2tp.problems.data.checked_file import CheckedFile
@@ -36,12 +35,11 @@ pytestmark = pytest.mark.slow  # all tests wait for an object store
 RUN = "s3://bucket/run"
 SHAPE, PART = (1024, 1024), (256, 512)
 
-IMPATIENT = {"read_timeout": 0.5, "retries": {"max_attempts": 0}}
-open_session = functools.partial(object_store.session, waits=(0.01,) * 8, config_kwargs=IMPATIENT)
-
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(store._TIMEOUTS, "read_timeout", 0.5)
+    monkeypatch.setattr(store, "WAITS", (0.01,) * 8)
     monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(store_lock, "ABANDONED_SECONDS", 4.0)
 
@@ -77,10 +75,10 @@ def uploaded(server: StoreServer, name: str = "run") -> dict[str, bytes]:
 
 
 def test_a_checkpoint_appears_last_and_disappears_first(server, tmp_path, monkeypatch):
-    with open_session() as session:
+    with session() as opened:
         for step in (1, 2):
             path = save_step(step)
-        (found,) = session.mirrors
+        (found,) = opened.mirrors
         found.push()
         with locked(found):
             apply_retention(path.parent, Retention(1))
@@ -95,7 +93,7 @@ def test_a_checkpoint_appears_last_and_disappears_first(server, tmp_path, monkey
     server.files().pipe_file("bucket/run/checkpoints/step-00000003/metadata.json", b"{}")
     server.files().pipe_file("bucket/run/../outside", b"x")
     elsewhere(monkeypatch, tmp_path)
-    with open_session():
+    with session():
         directory = Path(object_store.local_path(f"{RUN}/checkpoints/step-00000002")).parent
         assert all_steps(directory) == [2]
         samples.assert_is_step(Checkpoint(directory / "step-00000002"), 2)
@@ -114,12 +112,12 @@ def test_a_process_downloads_the_slices_that_it_reads(server, tmp_path, monkeypa
         (row, column), (rows, columns) = part.begin, part.size
         return table[row : row + rows, column : column + columns]
 
-    with open_session():
+    with session():
         directory = Path(object_store.local_path(RUN), "checkpoints")
         save(directory, 7, [[(each, tf.constant(value(each))) for each in slices]], {})
     elsewhere(monkeypatch, tmp_path)
     server.sent.clear()
-    with open_session():
+    with session():
         for _ in range(2):
             path = Path(object_store.local_path(RUN), "checkpoints/step-00000007")
             for each, read in zip(slices[2:4], Checkpoint(path).read(slices[2:4]), strict=True):
@@ -140,9 +138,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fault", "sentence"), CASES)
-def test_what_a_store_does_not_take_stays_here(server, fault, sentence):
-    session = open_session(waits=(0.01,) * 2)
-    with pytest.raises(StoreError, match=sentence) as failure, session:
+def test_what_a_store_does_not_take_stays_here(server, monkeypatch, fault, sentence):
+    monkeypatch.setattr(store, "WAITS", (0.01,) * 2)
+    with pytest.raises(StoreError, match=sentence) as failure, session():
         path = save_step(1)
         if callable(fault):
             server.fault = fault
@@ -154,7 +152,7 @@ def test_what_a_store_does_not_take_stays_here(server, fault, sentence):
     server.fault = lambda method, path: None
     if not callable(fault):
         server.files().mkdir("bucket")
-    with open_session():
+    with session():
         object_store.local_path(RUN)
     assert uploaded(server).keys() == {
         f"checkpoints/step-00000001/{each.name}" for each in path.iterdir()
@@ -169,24 +167,24 @@ def test_a_busy_store_is_asked_again(server, tmp_path, monkeypatch):
         return busy(method, path) if asked[method, path] == 1 else None
 
     server.fault = fault
-    with open_session():
+    with session():
         save_step(1)
     elsewhere(monkeypatch, tmp_path)
-    with open_session():
+    with session():
         path = Path(object_store.local_path(RUN), "checkpoints/step-00000001")
         samples.assert_is_step(Checkpoint(path), 1)
 
 
 @pytest.mark.parametrize("what", ["step-00000001/", "step-00000001/variables.data", "the record"])
 def test_a_hole_is_not_uploaded_when_its_object_is_gone(server, tmp_path, monkeypatch, what):
-    with open_session():
+    with session():
         save_step(1)
         save_step(2)
     before = uploaded(server)
     elsewhere(monkeypatch, tmp_path)
-    with open_session() as session:
+    with session() as opened:
         object_store.local_path(RUN)
-        (found,) = session.mirrors
+        (found,) = opened.mirrors
         with locked(found):
             if what == "the record":
                 found._record.unlink()
@@ -204,18 +202,18 @@ def test_a_hole_is_not_uploaded_when_its_object_is_gone(server, tmp_path, monkey
 
 @pytest.mark.parametrize("is_locked", [False, True])
 def test_a_run_that_the_store_has_lost_is_kept_here(server, is_locked):
-    with open_session():
+    with session():
         path = save_step(1)
     server.files().rm("bucket/run", recursive=True)
     if is_locked:
         server.files().pipe_file("bucket/run/run.lock", b"{}")
-    with pytest.raises(StoreError, match="has lost its files. .* has copies"), open_session():
+    with pytest.raises(StoreError, match="has lost its files. .* has copies"), session():
         object_store.local_path(RUN)
     samples.assert_is_step(Checkpoint(path), 1)
 
 
 def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(server):
-    with open_session():
+    with session():
         for step in (1, 2, 3):
             path = save_step(step)
     shutil.rmtree(path.parent / "step-00000002")
@@ -223,11 +221,11 @@ def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(serv
     for name in uploaded(server):
         if name.endswith("FINISHED") and "3" not in name:
             server.files().rm(f"bucket/run/{name}")
-    with open_session():
+    with session():
         assert [path.parent] == [Path(object_store.local_path(RUN), "checkpoints")]
         assert all_steps(path.parent) == [2, 3]
         server.files().rm(f"bucket/run/checkpoints/{path.name}/FINISHED")
-    with open_session():
+    with session():
         object_store.local_path(RUN)
         assert all_steps(path.parent) == [2, 3]
         assert Checkpoint(path.parent / "step-00000002").metadata == {"again": True}
@@ -235,16 +233,16 @@ def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(serv
 
 
 def test_a_process_that_has_lost_the_run_uploads_nothing_more_nor_does_a_later_one(server):
-    with pytest.raises(StoreError, match="has taken over"), open_session() as session:
+    with pytest.raises(StoreError, match="has taken over"), session() as opened:
         path = save_step(1)
-        (found,) = session.mirrors
+        (found,) = opened.mirrors
         found.push()
         found.lock = lock("lost")
         Store(RUN).write("run.lock", b"{}")
         before = uploaded(server)
         save_step(2)
     for _ in range(2):
-        with open_session():
+        with session():
             object_store.local_path(RUN)
             assert all_steps(path.parent) == [1]
         assert uploaded(server) == before
@@ -253,9 +251,9 @@ def test_a_process_that_has_lost_the_run_uploads_nothing_more_nor_does_a_later_o
 
 
 def test_a_record_that_a_crash_cut_keeps_its_other_lines(server):
-    with open_session() as session:
+    with session() as opened:
         save_step(1)
-        (found,) = session.mirrors
+        (found,) = opened.mirrors
         found.push()
         whole = found._record.read_bytes()
         found._record.write_bytes(whole + b'\n["checkpoints/step-000')
@@ -287,8 +285,8 @@ def test_decoded_files_in_a_store_are_refused(server, tmp_path, capfd, flags, ad
 
 
 def test_one_process_of_several_uploads(server):
-    with open_session() as session:
-        session.uploads = False
+    with session() as opened:
+        opened.uploads = False
         save_step(1)
     assert not uploaded(server)
 
@@ -311,7 +309,7 @@ WITH_SECRETS = [
 
 @pytest.mark.parametrize("address", WITH_SECRETS)
 def test_credentials_are_refused_before_an_address_is_cut(server, address):
-    with open_session() as session:
+    with session() as opened:
         for take in (
             object_store.local_path,
             lambda address: check_local("--x", f"s3://{address}"),
@@ -319,7 +317,7 @@ def test_credentials_are_refused_before_an_address_is_cut(server, address):
             with pytest.raises(ValueError) as failure:
                 take(address)
             assert "secret" not in str(failure.value)
-        assert not session.mirrors
+        assert not opened.mirrors
 
 
 OPENED = [
@@ -331,12 +329,12 @@ OPENED = [
 ]
 
 
-@pytest.mark.parametrize(("address", "opened"), OPENED)
-def test_the_run_of_an_address_is_opened(server, address, opened):
+@pytest.mark.parametrize(("address", "run"), OPENED)
+def test_the_run_of_an_address_is_opened(server, address, run):
     server.files().pipe_file("bucket/made/run.yaml", b"{}")
-    with open_session() as session:
+    with session() as opened:
         object_store.local_path(f"s3://{address}")
-        assert [each.store.address for each in session.mirrors] == [f"s3://{opened}"]
+        assert [each.store.address for each in opened.mirrors] == [f"s3://{run}"]
 
 
 def test_the_address_of_a_base_is_not_read_if_the_base_is_next_to_the_run(tmp_path):
@@ -344,19 +342,19 @@ def test_the_address_of_a_base_is_not_read_if_the_base_is_next_to_the_run(tmp_pa
     record = {"path": "s3://theirs/llama/checkpoints/step-00000000", "save_id": base.save_id}
     metadata = {BASE: {**record, "names": {}}}
     tuned = Checkpoint(save(tmp_path / "tuned/checkpoints", 1, [samples.of_step(1)], metadata))
-    with open_session() as session:
+    with session() as opened:
         assert open_base(tuned).path == base.path
-        assert not session.mirrors
+        assert not opened.mirrors
 
 
 def test_a_saved_model_appears_after_its_weights(server):
     names = ["saved_model.pb", "variables/variables.index", "variables/variables.data"]
-    with open_session() as session:
+    with session() as opened:
         directory = Path(object_store.local_path("s3://bucket/model"), "export/17")
         (directory / "variables").mkdir(parents=True)
         for name in names:
             (directory / name).write_text("1")
-        session.mirrors[0].push()
+        opened.mirrors[0].push()
         (directory / names[2]).write_text("22")
     changes = [(method, name.partition("17/")[2]) for method, name in server.log]
     whole = [("PUT", names[2]), ("PUT", names[1]), ("PUT", names[0])]
@@ -364,12 +362,12 @@ def test_a_saved_model_appears_after_its_weights(server):
 
 
 def test_a_file_that_was_changed_here_is_not_replaced(server, monkeypatch):
-    with open_session() as session:
+    with session() as opened:
         directory = Path(object_store.local_path("s3://bucket/out"))
         directory.mkdir(parents=True)
         for name in ("a", "b"):
             (directory / name).write_text("1")
-        (found,) = session.mirrors
+        (found,) = opened.mirrors
         put, records = found.store.put, []
 
         def watched(path: Path, name: str) -> str:
@@ -387,11 +385,11 @@ def test_a_file_that_was_changed_here_is_not_replaced(server, monkeypatch):
 
 def test_a_mirror_that_fails_does_not_keep_the_others_from_uploading(server, monkeypatch):
     monkeypatch.setattr(mirror, "PERIOD_SECONDS", 0.05)
-    with pytest.raises(StoreError, match="bucket/a"), open_session() as session:
+    with pytest.raises(StoreError, match="bucket/a"), session() as opened:
         for name in ("a", "b"):
             directory = Path(object_store.local_path(f"s3://bucket/{name}"))
             directory.mkdir(parents=True)
-        monkeypatch.setattr(session.mirrors[0].store, "put", lambda *_: 1 / 0)
+        monkeypatch.setattr(opened.mirrors[0].store, "put", lambda *_: 1 / 0)
         for name in ("a", "b"):
             (directory.parent / name / "x").write_text("1")
         deadline = time.monotonic() + 20
@@ -403,7 +401,7 @@ def test_a_mirror_that_fails_does_not_keep_the_others_from_uploading(server, mon
         def refuse(*_: object) -> None:
             raise StoreError("bucket/a")
 
-        monkeypatch.setattr(session.mirrors[0].store, "put", refuse)
+        monkeypatch.setattr(opened.mirrors[0].store, "put", refuse)
     assert uploaded(server, "b").keys() == {"x", "y"}
 
 
@@ -466,7 +464,7 @@ def test_an_abandoned_lock_is_taken_over_and_its_owner_learns_it(server, monkeyp
 def write_shard(address: str) -> np.ndarray:
     """Uploads a shard of 8 MB; returns its values."""
     values = np.random.default_rng(1).integers(0, 60_000, 4_000_000).astype("<u2")
-    with open_session():
+    with session():
         directory = Path(object_store.local_path(address))
         directory.mkdir(parents=True)
         with ShardWriter(directory, "train-00000-of-00001", {"targets": np.dtype("<u2")}) as writer:
@@ -488,17 +486,17 @@ def shard(server, tmp_path, monkeypatch) -> np.ndarray:
 def test_a_large_vocabulary_is_downloaded(shard, server):
     content = random.Random(3).randbytes(5 << 20)
     server.files().pipe_file("bucket/data/vocab.subwords", content)
-    with open_session():
+    with session():
         directory = Path(object_store.local_path("s3://bucket/data"))
         assert (directory / "vocab.subwords").read_bytes() == content
         assert mirror.hole_of(directory / "train-00000-of-00001.targets")
 
 
 def test_a_replay_on_another_host_reads_the_reports_of_the_run(server, monkeypatch, tmp_path):
-    with open_session():
+    with session():
         SummaryWriter(object_store.local_path(RUN)).write(5, {"loss": 2.5, "x": 1.0})
     elsewhere(monkeypatch, tmp_path)
-    with open_session():
+    with session():
         directory = object_store.local_path(RUN)
         assert (_logged(directory, 5), _logged(directory, 6)) == ({"loss": 2.5}, {})
 
@@ -512,11 +510,11 @@ def open_shard(values: np.ndarray, address: str = "s3://bucket/data") -> Checked
 
 def test_shards_are_read_by_ranges_with_a_bounded_cache(shard, server, monkeypatch):
     monkeypatch.setenv("T2TP_DATA_CACHE_GB", "abc")
-    with open_session(), pytest.raises(ValueError, match="T2TP_DATA_CACHE_GB=abc: expect"):
+    with session(), pytest.raises(ValueError, match="T2TP_DATA_CACHE_GB=abc: expect"):
         open_shard(shard)[:5]
     monkeypatch.setenv("T2TP_DATA_CACHE_GB", str(2 / 1024))
     server.sent.clear()
-    with open_session():
+    with session():
         file, rng = open_shard(shard), np.random.default_rng(2)
         read = [file[5:900], file.read(3_999_000, 4_000_000)]
         assert sum(server.sent.values()) < 3 << 20
@@ -536,7 +534,7 @@ def test_a_changed_byte_of_a_shard_is_found(shard, server):
     content = bytearray(server.files().cat_file(name))
     content[5_000_000] ^= 1
     server.files().pipe_file(name, bytes(content))
-    with open_session():
+    with session():
         file = open_shard(shard)
         np.testing.assert_array_equal(file[:2_000_000], shard[:2_000_000])
         with pytest.raises(DamagedDataError, match="targets is damaged"):
@@ -544,9 +542,9 @@ def test_a_changed_byte_of_a_shard_is_found(shard, server):
 
 
 def test_objects_whose_names_no_files_can_have_are_left_out(server, caplog):
-    store = Store(RUN)
+    bucket = Store(RUN)
     for name in ("run.yaml", "run.yaml/inside", "x" * 300, "a/b"):
-        store.write(name, b"{}")
-    with open_session():
+        bucket.write(name, b"{}")
+    with session():
         local = Path(object_store.local_path(RUN))
         assert {p.name for p in local.rglob("*") if p.is_file()} == {"run.yaml", "b"}
