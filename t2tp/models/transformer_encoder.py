@@ -110,11 +110,12 @@ class TransformerEncoder(model.Model):
     def _class_logits(
         self, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, Totals]:
-        x, totals = self._hidden(features["inputs"], features, "inputs", training)
-        if self.hparams.pooler:
-            row = self._pooled(x, training)
-        else:
-            row = _mean(x, weights_of(features["inputs_segmentation"]))
+        segments = features["inputs_segmentation"]
+        sequence = SequenceInfo(features["inputs_position"], segments)
+        types = features.get("inputs_types")
+        x, totals = self._hidden(features["inputs"], types, sequence, training)
+        has_pooler = self.hparams.pooler
+        row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
         classes = model.classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
             return dense(row, classes, is_head=True), totals
@@ -163,7 +164,9 @@ class TransformerEncoder(model.Model):
     def _project(
         self, tokens: mtf.Tensor, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Projection, Totals]:
-        x, totals = self._hidden(tokens, features, "targets", training)
+        sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
+        types = features.get("targets_types")
+        x, totals = self._hidden(tokens, types, sequence, training)
         return self._embedding.projection(self._before_logits(x)), totals
 
     def _masked(
@@ -197,16 +200,11 @@ class TransformerEncoder(model.Model):
             return mask_uniform, kind_uniform, uniform(maxval=size, dtype=tf.int32)
 
     def _hidden(
-        self, tokens: mtf.Tensor, features: Mapping[str, mtf.Tensor], name: str, training: bool
+        self, tokens: mtf.Tensor, types: mtf.Tensor | None, sequence: SequenceInfo, training: bool
     ) -> tuple[mtf.Tensor, Totals]:
-        """Returns the stack's output [batch, length, d_model], and the experts' statistics.
-
-        `name` is the feature whose segments, positions and types the tokens have.
-        """
-        sequence = SequenceInfo(features[f"{name}_position"], features[f"{name}_segmentation"])
+        """Returns the stack's output [batch, length, d_model], and the experts' statistics."""
         x = self._embedding(tokens, self.activation_dtype)
         if self.hparams.token_types:
-            types = features.get(f"{name}_types")
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
         return self._stack(*self._factory.stack_input(x, FullForward(sequence, training)))
 
