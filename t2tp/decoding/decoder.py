@@ -175,17 +175,17 @@ class Decoder:
       predict: runs `decode` for the model with `options`, as `Estimator.predict` does.
       layout: the mesh's layout, which rounds the batch size up; see `padded_rows`.
       options: how to decode.
-      seed: seed of the samples.
       max_length: the model's max number of input tokens, which is also its max number of target
-        tokens; None: unlimited.
+        tokens.
+      seed: seed of the samples.
     """
 
     predict: Predict
     layout: Layout
     options: DecodeOptions
     _: KW_ONLY
+    max_length: int
     seed: int = 0
-    max_length: int | None = None
 
     def __post_init__(self) -> None:
         self._batch_size = padded_rows(self.options.batch_size, self.layout)
@@ -273,9 +273,8 @@ class Decoder:
 
     def check(self, request: Request) -> None:
         """Raises ValueError if the model has too few positions for a row's inputs or prompt."""
-        if self.max_length is not None:
-            check_length("input", request.inputs or (), self.max_length)
-            check_length("prompt", request.prefix, self.max_length)
+        check_length("input", request.inputs or (), self.max_length)
+        check_length("prompt", request.prefix, self.max_length)
 
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
         """Returns a row's max number of new tokens, and its rounded lengths.
@@ -293,18 +292,13 @@ class Decoder:
             self.check(request)
         except ValueError as error:
             raise ValueError(f"row {number}: {error}") from error
-        if self.max_length is not None:
-            room = self.max_length - prefix
-            if request.limit is not None and limit > room:
-                logging.warning(
-                    "row %d: at most %d tokens are generated, not %d: the model's context_length"
-                    " is %d",
-                    number,
-                    room,
-                    limit,
-                    self.max_length,
-                )
-            limit = min(limit, room)
+        room = self.max_length - prefix
+        if request.limit is not None and limit > room:
+            logging.warning(
+                "row %d: at most %d tokens are generated, not %d: the model's context_length is %d",
+                *(number, room, limit, self.max_length),
+            )
+        limit = min(limit, room)
         length = self._rounded(max(1, prefix + limit))
         return limit, (self._rounded(inputs), min(length, self._rounded(prefix)), length)
 
@@ -335,7 +329,7 @@ class Decoder:
     def _rounded(self, size: int) -> int:
         """Rounds a length up, so that few programs are traced; 0 stays 0."""
         rounded = round_up(size) if size else 0
-        return rounded if self.max_length is None else min(rounded, self.max_length)
+        return min(rounded, self.max_length)
 
     def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
         """Converts one row's outputs to hypotheses."""

@@ -25,9 +25,9 @@ class AutoregressiveModel(Model):
     """
 
     @property
-    def max_length(self) -> int | None:
-        """The max number of inputs, and of targets; None: unlimited."""
-        return context_length(self.hparams) if "max_length" in self.hparams else None
+    def max_length(self) -> int:
+        """The max number of inputs, and of targets."""
+        return context_length(self.hparams)
 
     def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
         """Returns the feature `prefix`, which gives the batch size if no other feature does.

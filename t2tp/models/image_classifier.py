@@ -10,7 +10,7 @@ from t2tp import mtf
 from t2tp.building.mesh import Mesh
 from t2tp.layers.linear import dense
 from t2tp.models.losses import predicted
-from t2tp.models.model import LossOutput, Model, classes_of
+from t2tp.models.model import LossOutput, Model
 
 
 class ImageClassifier(Model):
@@ -53,11 +53,6 @@ class ImageClassifier(Model):
     ) -> mtf.Tensor:
         inputs = mtf.cast(features["inputs"], self.activation_dtype)
         return mtf.cast(self.logits(mesh, inputs, training), tf.float32)
-
-    @property
-    def classes(self) -> mtf.Dimension:
-        """The dimension of the classes."""
-        return classes_of(self.hparams, self.vocab_sizes["targets"])
 
     def classify(self, x: mtf.Tensor) -> mtf.Tensor:
         """Projects pooled features [batch, d] to logits [batch, classes].

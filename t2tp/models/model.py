@@ -135,6 +135,24 @@ class Model(abc.ABC):
             transfer=Transfer.from_hparams(self.hparams),
         )
 
+    @property
+    def classes(self) -> mtf.Dimension:
+        """The dimension of a classifier's classes.
+
+        The hparam `num_classes`, if declared and not 0, must equal the problem's number of classes.
+
+        Raises:
+          ValueError: the two numbers differ.
+        """
+        size = self.vocab_sizes["targets"]
+        of_model = self.hparams.num_classes if "num_classes" in self.hparams else 0
+        if of_model and size != of_model:
+            raise ValueError(
+                f"the problem has {size} classes and the model's num_classes is {of_model}: use a"
+                f" problem with {of_model} classes, or num_classes=0 to train a new classifier"
+            )
+        return mtf.Dimension("classes", size)
+
     def _small_variables(
         self, small: HParams, features: Mapping[str, mtf.Tensor], training: bool
     ) -> dict[str, SmallVariable]:
@@ -161,24 +179,6 @@ class Classifier(Protocol):
 
         `features` are the problem's features, without `targets` and `weights`.
         """
-
-
-def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
-    """Returns the dimension of the classes.
-
-    The hparam `num_classes`, if declared and not 0, must equal `size`, the problem's number of
-    classes.
-
-    Raises:
-      ValueError: `num_classes` and `size` differ.
-    """
-    of_model = hparams.num_classes if "num_classes" in hparams else 0
-    if of_model and size != of_model:
-        raise ValueError(
-            f"the problem has {size} classes and the model's num_classes is {of_model}: use a"
-            f" problem with {of_model} classes, or num_classes=0 to train a new classifier"
-        )
-    return mtf.Dimension("classes", size)
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:

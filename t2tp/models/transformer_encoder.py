@@ -116,9 +116,8 @@ class TransformerEncoder(model.Model):
         x, totals = self._hidden(features["inputs"], types, sequence, training)
         has_pooler = self.hparams.pooler
         row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
-        classes = model.classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
-            return dense(row, classes, is_head=True), totals
+            return dense(row, self.classes, is_head=True), totals
 
     def _loss_of_classes(
         self, features: Mapping[str, mtf.Tensor], training: bool

@@ -20,7 +20,7 @@ class TableModel(AutoregressiveModel):
     """A model that reads its logits from a table [token before the last, last token, vocab]."""
 
     def __init__(self, logits: np.ndarray = LOGITS, tokens: int = TOKENS) -> None:
-        super().__init__(HParams(), {"targets": tokens})
+        super().__init__(HParams(max_length=1 << 20), {"targets": tokens})
         self.logits = logits
 
     def build_loss(self, mesh, features, training):
