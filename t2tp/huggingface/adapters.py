@@ -25,7 +25,7 @@ from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.frozen_base import open_base
 from t2tp.checkpoint.reading import BASE, TRAINABLE
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.safetensors_file import DTYPES, create
+from t2tp.huggingface.safetensors_file import write
 from t2tp.huggingface.tensor_map import TensorPiece, Variable
 from t2tp.program.variables import average_of
 
@@ -159,16 +159,11 @@ def export_adapters(
         )
     modules = _modules(tuned, variables)
     kind = np.dtype(tf.as_dtype(dtype or "float32").as_numpy_dtype)
-    names = {dtype: name for name, dtype in DTYPES.items()}
     tensors = {}
     for name, module in modules.items():
-        tensors[f"{_PREFIX}{name}.lora_A.weight"] = module.down
-        tensors[f"{_PREFIX}{name}.lora_B.weight"] = module.up
-    places = create(
-        directory / WEIGHTS_FILE, {n: (names[kind], t.shape) for n, t in sorted(tensors.items())}
-    )
-    for name, tensor in tensors.items():
-        places[name].opened("r+")[...] = tensor.astype(kind)
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = module.down.astype(kind)
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = module.up.astype(kind)
+    write(directory / WEIGHTS_FILE, dict(sorted(tensors.items())))
     text = json.dumps(_config(modules, variables, adapters, config), indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 

@@ -137,3 +137,11 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
         name: TensorInfo(path, dtype, shape, 8 + len(text) + begins[name])
         for name, (dtype, shape) in tensors.items()
     }
+
+
+def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a file with these tensors, whose dtypes are in `DTYPES`."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    created = create(path, {key: (names[each.dtype], each.shape) for key, each in tensors.items()})
+    for key, tensor in tensors.items():
+        created[key].opened("r+")[...] = tensor

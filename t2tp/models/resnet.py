@@ -37,7 +37,12 @@ class MtfResnet(ImageClassifier):
           ValueError: the number of `filter_sizes` does not match the stem and `layer_sizes`.
         """
         hparams = self.hparams
-        self._check()
+        if len(hparams.filter_sizes) != len(hparams.layer_sizes) + 1:
+            raise ValueError(
+                f"filter_sizes {hparams.filter_sizes} must be one for the stem and one for each of"
+                f" the {len(hparams.layer_sizes)} stages that layer_sizes {hparams.layer_sizes}"
+                " says."
+            )
         with tf1.variable_scope("stem"):
             x = self._stem(inputs, training)
         for stage, layers in enumerate(hparams.layer_sizes):
@@ -50,15 +55,6 @@ class MtfResnet(ImageClassifier):
                     x = self._block(x, hparams.filter_sizes[stage + 1], stride, training)
         batch, *_, d_model = x.shape.dims
         return self.classify(mtf.reduce_mean(x, output_shape=mtf.Shape([batch, d_model])))
-
-    def _check(self) -> None:
-        hparams = self.hparams
-        if len(hparams.filter_sizes) != len(hparams.layer_sizes) + 1:
-            raise ValueError(
-                f"filter_sizes {hparams.filter_sizes} must be one for the stem and one for each of"
-                f" the {len(hparams.layer_sizes)} stages that layer_sizes {hparams.layer_sizes}"
-                " says."
-            )
 
     def _stem(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
         """Computes [batch, height, width, channels] -> [batch, height, width, d_model].

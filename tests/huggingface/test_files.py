@@ -16,7 +16,7 @@ from t2tp.checkpoint.variables import restore
 from t2tp.huggingface import moving
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.known_types import find_type
-from t2tp.huggingface.safetensors_file import DTYPES, create, read_header
+from t2tp.huggingface.safetensors_file import DTYPES, read_header, write
 from t2tp.mesh.layout import Storage
 from t2tp.trainer import run_yaml
 from t2tp.trainer.cli import programs
@@ -151,9 +151,7 @@ def test_sizes_of_files_that_are_none(size, source, tmp_path, capsys):
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 def test_values_in_16_bits_are_kept_or_widened_exactly(dtype, source, tmp_path):
     values = {key: each.astype(DTYPES[dtype]) for key, each in tensors_of(source).items()}
-    shapes = {key: (dtype, each.shape) for key, each in values.items()}
-    for key, tensor in create(source / WEIGHTS, shapes).items():
-        tensor.opened("r+")[...] = values[key]
+    write(source / WEIGHTS, values)
     kept, wide = tmp_path / "kept", tmp_path / "wide"
     convert(f"--from_hf={source}", f"--output_dir={kept}")
     convert(f"--from_hf={source}", f"--output_dir={wide}", "--dtype=float32")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from t2tp.huggingface.known_types import find_type
-from t2tp.huggingface.safetensors_file import create
+from t2tp.huggingface.safetensors_file import write
 from t2tp.huggingface.tensor_map import variables
 
 CONFIG = dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=300, n_positions=32)
@@ -62,14 +62,11 @@ def write_tiny_llama(directory: Path, **changes: Any) -> None:
 def _write(config: dict[str, Any], directory: Path) -> None:
     kind = find_type(config["model_type"])
     hparams = kind.hparams(config)
-    shapes = {
-        piece.theirs: ("F32", piece.shape)
-        for each in variables(kind.tensors(hparams), kind.sizes(hparams))
-        for piece in each.pieces
-    }
+    of_model = variables(kind.tensors(hparams), kind.sizes(hparams))
+    shapes = {piece.theirs: piece.shape for each in of_model for piece in each.pieces}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
     write_tokenizer(directory)
     draw = np.random.default_rng(0)
-    for tensor in create(directory / "model.safetensors", shapes).values():
-        tensor.opened("r+")[...] = draw.normal(0, 0.1, tensor.shape)
+    values = {key: draw.normal(0, 0.1, shape) for key, shape in shapes.items()}
+    write(directory / "model.safetensors", {key: np.float32(each) for key, each in values.items()})
