@@ -25,11 +25,12 @@ def test_the_oldest_go(run, number, left):
     assert len(names(run)) == len(left)
 
 
-@pytest.mark.parametrize("number", [0, -1])
-def test_the_latest_never_goes(run, number):
-    with pytest.raises(ValueError, match=f"not {number}"):
-        checkpoint.apply_retention(run, checkpoint.Retention(number))
-    assert checkpoint.all_steps(run) == [1, 2, 3]
+@pytest.mark.parametrize(
+    ("policy", "message"), [((0,), "not 0"), ((-1,), "not -1"), ((1, 0), "every 0 hours")]
+)
+def test_what_cannot_be_kept_is_refused(policy, message):
+    with pytest.raises(ValueError, match=message):
+        checkpoint.Retention(*policy)
 
 
 def test_damaged_ones_do_not_count_and_stay(run):
@@ -106,8 +107,3 @@ def test_a_goal_says_which_way(text):
 def test_a_metric_that_is_not_evaluated_names_the_nearest():
     with pytest.raises(LookupError, match=r"'los' is not evaluated: did you mean loss\?"):
         checkpoint.BestMetric.parse("min:los").value_of({"loss": 1.0, "accuracy": 1.0})
-
-
-def test_no_hours_cannot_be():
-    with pytest.raises(ValueError, match="every 0 hours"):
-        checkpoint.Retention(1, every_n_hours=0)

@@ -78,23 +78,18 @@ def test_tensorflow_reads_it_as_ordinary_variables(tmp_path):
     assert reader.get_tensor("global_step") == 7
 
 
-def test_a_name_that_is_not_there_names_the_nearest(tmp_path):
-    checkpoint = Checkpoint(save_step(tmp_path, 1))
-    with pytest.raises(LookupError, match=r"no 'tabel'.*did you mean table\?"):
-        checkpoint.read([Slice.full("tabel", (16, 12), tf.float32)])
-
-
 REFUSED = [
-    ((16, 13), tf.float32, r"float32 \(16, 12\).*float32 \(16, 13\)"),
-    ((16, 12), tf.bfloat16, r"float32 \(16, 12\).*bfloat16 \(16, 12\)"),
+    ("tabel", (16, 12), tf.float32, r"no 'tabel'.*did you mean table\?"),
+    ("table", (16, 13), tf.float32, r"float32 \(16, 12\).*float32 \(16, 13\)"),
+    ("table", (16, 12), tf.bfloat16, r"float32 \(16, 12\).*bfloat16 \(16, 12\)"),
 ]
 
 
-@pytest.mark.parametrize(("shape", "dtype", "message"), REFUSED)
-def test_another_shape_or_dtype_is_refused_naming_both(tmp_path, shape, dtype, message):
+@pytest.mark.parametrize(("name", "shape", "dtype", "message"), REFUSED)
+def test_another_name_shape_or_dtype_is_refused_naming_both(tmp_path, name, shape, dtype, message):
     checkpoint = Checkpoint(save_step(tmp_path, 1))
-    with pytest.raises(ValueError, match=message):
-        checkpoint.read([Slice.full("table", shape, dtype)])
+    with pytest.raises((LookupError, ValueError), match=message):
+        checkpoint.read([Slice.full(name, shape, dtype)])
 
 
 def test_the_latest_is_of_the_highest_step(tmp_path):

@@ -153,11 +153,6 @@ def test_an_encoder_decoder_begins_without_a_prefix():
     assert_steps_are(wanted, program, fed, given=np.zeros_like(GIVEN))
 
 
-def test_a_language_model_without_a_prefix_is_told_what_to_give():
-    with pytest.raises(ValueError, match="begins with the feature `prefix`"):
-        step_program("lm", {}, "", "", 0, with_prefix=False)
-
-
 def test_the_cache_is_laid_out_as_the_heads_and_the_batch_are():
     """A decode step has the all-reduces of the forward pass of one position; the cache adds none.
 
