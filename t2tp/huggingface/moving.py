@@ -229,7 +229,8 @@ def _files(
 ) -> dict[str, Tensors]:
     """Distributes the tensors over files; returns their dtypes and shapes, by file and name."""
     names = {kind: name for name, kind in DTYPES.items()}
-    dtypes, kinds = saved.dtypes(), {}
+    dtypes = saved.dtypes()
+    kinds: Tensors = {}
     for each in variables:
         kind = names[np.dtype(tf.as_dtype(dtype or dtypes[each.name]).as_numpy_dtype)]
         kinds |= {piece.theirs: (kind, piece.shape) for piece in each.pieces}

@@ -24,13 +24,14 @@ BATCH, LENGTH, D_MODEL, EXPERTS, K, D_FF = 4, 4, 8, 4, 3, 6
 # weights of the outputs in the loss
 WEIGHTS = np.sin(np.arange(BATCH * LENGTH * D_MODEL, dtype=np.float32) + 1)
 WEIGHTS = WEIGHTS.reshape(BATCH, LENGTH, D_MODEL)
-TOP_K = functools.partial(RoutingConfig, EXPERTS, "top_k", top_k=K)
+TOP_K = functools.partial(RoutingConfig, gating="top_k", top_k=K)
+GROUPED = {"router_groups": 4, "top_groups": 2}
 # Type of the block -> its class, its config, and our routing, shared size and network.
 BLOCKS = {
     "qwen3_moe": (
         "Qwen3MoeSparseMoeBlock",
         {"num_experts": EXPERTS, "moe_intermediate_size": D_FF, "norm_topk_prob": False},
-        TOP_K(normalize_gates=False),
+        TOP_K(EXPERTS, normalize_gates=False),
         0,
         FeedForward("swiglu", D_FF),
     ),
@@ -44,22 +45,14 @@ BLOCKS = {
             "n_shared_experts": 2,
             "routed_scaling_factor": 2.5,
         },
-        RoutingConfig(
-            **{"num_experts": 2 * EXPERTS, "gating": "top_k", "top_k": K, "gate_scale": 2.5},
-            **{
-                "router_scores": "sigmoid",
-                "is_balanced": True,
-                "router_groups": 4,
-                "top_groups": 2,
-            },
-        ),
+        TOP_K(2 * EXPERTS, gate_scale=2.5, router_scores="sigmoid", is_balanced=True, **GROUPED),
         2 * D_FF,
         FeedForward("swiglu", D_FF),
     ),
     "gpt_oss": (
         "GptOssMLP",
         {"num_local_experts": EXPERTS, "intermediate_size": D_FF},
-        TOP_K(router_bias=True),
+        TOP_K(EXPERTS, router_bias=True),
         0,
         FeedForward("clamped_swiglu", D_FF, use_bias=True),
     ),
