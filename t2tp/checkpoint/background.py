@@ -12,7 +12,7 @@ from t2tp.checkpoint.slices import Slice
 class BackgroundWorker:
     """A thread that runs one task at a time.
 
-    If a task failed, the next call of `start`, `check` or `wait` raises its error.
+    If a task failed, the next call of `start` or `wait` raises its error.
 
     The thread is reused: glibc may give a new thread another arena, in which it cannot reuse the
     buffers that earlier tasks freed. The thread does not keep an exiting program alive.
