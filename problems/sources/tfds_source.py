@@ -104,7 +104,7 @@ class TfdsSource:
             builder = self.dataset_builder(directory, tmp_dir)
         named = self.dataset_split(split, builder.info)
         splits = builder.info.splits
-        if splits and not splits[named].num_examples:
+        if not splits[named].num_examples:
             sizes = {name: each.num_examples for name, each in splits.items()}
             raise ValueError(
                 f"{split}={named} has no example: of the dataset {self.dataset} there are "

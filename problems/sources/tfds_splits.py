@@ -1,6 +1,5 @@
-"""Default splits of a TFDS dataset, as ranges such as "train[:95%]" that do not overlap."""
+"""Default splits of a TFDS dataset, as ranges such as "train[0:950]" that do not overlap."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,9 +34,6 @@ def default_splits(
     """
     train, *held_out = splits
     missing = [split for split in held_out if split not in info and split not in given]
-    named = {name for spec in given.values() for name in _dataset_splits(spec)}
-    if named.isdisjoint({"all", *splits} - given.keys() | {train}):
-        return _percentages(splits, given, missing)
     taken = [each for spec in given.values() for each in _ranges(spec, info)]
     chosen = {
         split: without([_whole(split, info)], taken)
@@ -55,7 +51,7 @@ def default_splits(
         if not ranges:
             options = ", ".join(f"{name}={spec}" for name, spec in given.items())
             raise ValueError(
-                f"{options}: nothing is left for {split}, as no example is in two splits unless "
+                f"{options or 'the dataset'}: nothing is left for {split}, as no example is in two splits unless "
                 f"asked for: name some for {split} too, as in {split}=train[95%:]"
             )
     return {split: "+".join(_name(each, info) for each in chosen[split]) for split in chosen}
@@ -77,25 +73,6 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
             if piece.begin < piece.end
         ]
     return remaining
-
-
-def _percentages(
-    splits: Sequence[str], given: Mapping[str, str], missing: Sequence[str]
-) -> dict[str, str]:
-    """Returns the default splits in percent, if the given splits do not overlap them."""
-    percent_left = 100 - _PERCENT_HELD_OUT * len(missing)
-    chosen = {split: split for split in splits if split not in given}
-    if missing and splits[0] in chosen:
-        chosen[splits[0]] = f"{splits[0]}[:{percent_left}%]"
-    for number, split in enumerate(missing):
-        begin = percent_left + _PERCENT_HELD_OUT * number
-        chosen[split] = f"{splits[0]}[{begin}%:{begin + _PERCENT_HELD_OUT}%]"
-    return chosen
-
-
-def _dataset_splits(spec: str) -> list[str]:
-    """Returns the names in "train[:5%]+test"."""
-    return [re.split(r"\[", each.strip())[0] for each in spec.split("+")]
 
 
 def _ranges(spec: str, info: Mapping[str, Any]) -> list[Range]:

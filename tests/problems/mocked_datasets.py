@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -49,10 +50,18 @@ def encoded(value: Any) -> Any:
 
 @contextmanager
 def mocked_datasets() -> Iterator[None]:
-    """Mocks every split of every dataset with 20 examples."""
+    """Mocks the splits of every dataset; a part of a split has 20 examples, and a split 10,000."""
 
     def source(builder: tfds.core.DatasetBuilder, split: str, **options: Any) -> list:
         return [encoded(example(builder, number)) for number in range(EXAMPLES)]
 
-    with tfds.testing.mock_data(num_examples=EXAMPLES, as_data_source_fn=source):
+    files = tfds.core.ShardedFileTemplate("data", filetype_suffix="records", dataset_name="mocked")
+    splits = [
+        tfds.core.SplitInfo(name, [10_000], 0, filename_template=files.replace(split=name))
+        for name in ("train", "validation", "test")
+    ]
+    with (
+        mock.patch.object(tfds.core.DatasetInfo, "splits", tfds.core.splits.SplitDict(splits)),
+        tfds.testing.mock_data(num_examples=EXAMPLES, as_data_source_fn=source),
+    ):
         yield

@@ -10,6 +10,7 @@ import tensorflow_datasets as tfds
 from t2tp import problems
 from t2tp.problems.tfds_problem import chosen_features
 from tests.problems.mocked_datasets import example
+from tests.problems.sources.test_tfds_splits import described
 
 TEXT = [
     "languagemodel_lm1b32k",
@@ -143,16 +144,22 @@ def test_features_without_names_are_said():
         chosen_features(info, "", "")
 
 
-def test_splits_that_a_dataset_lacks_are_parts_of_train(mocked, tmp_path):
-    problem, info = problems.find("tfds:kmnist"), SimpleNamespace(splits={"train": None})
-    parts = [problem.dataset_split(split, info) for split in problem.splits]
-    assert parts == ["train[:90%]", "train[90%:95%]", "train[95%:100%]"]
-    info.splits = {"train": None, "test": None}
-    parts = [problem.dataset_split(split, info) for split in problem.splits]
-    assert parts == ["train[:95%]", "train[95%:100%]", "test"]
-    own = problems.find("tfds:kmnist", "validation=test[:50%],test=test[50%:]")
-    parts = [own.dataset_split(split, info) for split in own.splits]
-    assert parts == ["train", "test[:50%]", "test[50%:]"]
+OWN_SPLITS = "validation=test[:50%],test=test[50%:]"
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "expected"),
+    [
+        ("", {"train": 100}, ["train[0:90]", "train[90:95]", "train[95:100]"]),
+        (OWN_SPLITS, {"train": 100, "test": 8}, ["train", "test[:50%]", "test[50%:]"]),
+    ],
+)
+def test_splits_are_named_or_parts_of_train(mocked, options, sizes, expected):
+    problem, info = (
+        problems.find("tfds:kmnist", options),
+        SimpleNamespace(splits=described(**sizes)),
+    )
+    assert [problem.dataset_split(split, info) for split in problem.splits] == expected
 
 
 @pytest.mark.parametrize("name", [*TEXT, *IMAGES])

@@ -37,7 +37,7 @@ def chosen(given, info):
 
 
 CASES = [
-    ({}, ["train[:95%]", "train[95%:100%]", "test"]),
+    ({}, ["train[0:950]", "train[950:1000]", "test"]),
     ({"train": "train[:98%]"}, ["train[:98%]", "train[980:1000]", "test"]),
     ({"train": "train[:50%]"}, ["train[:50%]", "train[950:1000]", "test"]),
     ({"validation": "train[:5%]"}, ["train[50:1000]", "train[:5%]", "test"]),
