@@ -56,18 +56,14 @@ class ConcatenatedSource:
         """Reads a feature of examples; see `ExampleSource.read`."""
         # The first source also reads the empty rows.
         source_index = np.maximum(np.searchsorted(self.first, examples, side="right") - 1, 0)
-        values = None
+        nothing = self.sources[0].read(feature, examples[:0], parts)
+        values = np.empty((len(examples), *nothing.shape[1:]), nothing.dtype)
         for number in np.unique(source_index).tolist():
             rows = source_index == number
             inside = np.where(
                 examples == batch_stream.EMPTY, batch_stream.EMPTY, examples - self.first[number]
             )
-            read = self.sources[number].read(feature, inside[rows], parts)
-            if values is None:
-                values = np.empty((len(examples), *read.shape[1:]), read.dtype)
-            values[rows] = read
-        if values is None:  # no rows are requested
-            return self.sources[0].read(feature, examples, parts)
+            values[rows] = self.sources[number].read(feature, inside[rows], parts)
         return values
 
     def parts(self, batch: batch_stream.Batch) -> Iterable[batch_stream.Batch]:
@@ -92,10 +88,12 @@ class MixtureStream:
         self._schedule = schedule
         self._seed = seed
         self.batch_sizes = BatchSizes.of(batch_size)
+        # [stages]: the first row of each stage.
+        self._first = [self.batch_sizes.rows_before(stage.step) for stage in schedule]
         # [stages, problems]: number of rows of each problem before each stage.
         self._before = np.zeros((len(schedule), len(source.sources)), np.int64)
         for number in range(1, len(schedule)):
-            rows = self._row(schedule[number].step) - self._row(schedule[number - 1].step)
+            rows = self._first[number] - self._first[number - 1]
             self._before[number] = self._before[number - 1] + self._rows_of(number - 1, rows)
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> MixtureStream:
@@ -107,7 +105,7 @@ class MixtureStream:
         step = batch_stream.checked_step(step)
         stage = max(n for n, each in enumerate(self._schedule) if each.step <= step)
         batch_size = self.batch_sizes.at(step)
-        since = self._row(step) - self._row(self._schedule[stage].step)
+        since = self.batch_sizes.rows_before(step) - self._first[stage]
         problem, before = self._sampled(stage, since + np.arange(batch_size))
         positions = self._before[stage][problem] + before
         examples = np.empty(batch_size, np.int64)
@@ -123,9 +121,6 @@ class MixtureStream:
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Returns the shapes of a batch."""
         return [batch_stream.batch_shapes(self._source, self.batch_sizes.last)]
-
-    def _row(self, step: int) -> int:
-        return self.batch_sizes.rows_before(step)
 
     def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns each row's problem, and how many earlier rows of the stage have this problem."""

@@ -159,19 +159,18 @@ def _give_name(own_path: Path, path: Path, read: Callable[[], Index | None]) -> 
 def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:
     """Computes an index in files that are deleted, but stay mapped while they are used."""
     with tempfile.TemporaryDirectory(prefix="t2tp-index-") as directory:
-        _write(Path(directory), examples, make)
-        record = read_json(Path(directory, _RECORD), _IndexRecord)
-        return _mapped(Path(directory), record)
+        return _mapped(Path(directory), _write(Path(directory), examples, make))
 
 
-def _write(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> None:
-    dtype = np.dtype("<u4" if examples < 1 << 32 else "<i8")
+def _write(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> _IndexRecord:
+    dtype: Literal["<u4", "<i8"] = "<u4" if examples < 1 << 32 else "<i8"
     with contextlib.ExitStack() as stack:
-        writer = IndexWriter(path, stack, dtype)
+        writer = IndexWriter(path, stack, np.dtype(dtype))
         make(writer)
-    states = {name: asdict(FileState.from_file(path / name)) for name in writer.files}
-    fields = {"version": _VERSION, "dtype": dtype.str, "files": states, "facts": writer.facts}
-    write_text(path / _RECORD, json.dumps(fields) + "\n")
+    states = {name: FileState.from_file(path / name) for name in writer.files}
+    record = _IndexRecord(_VERSION, dtype, states, writer.facts)
+    write_text(path / _RECORD, json.dumps(asdict(record)) + "\n")
+    return record
 
 
 def check_indexes(directory: Path) -> None:
