@@ -103,23 +103,19 @@ def _begin(partial: Path, plan: str) -> None:
     written = partial / PLAN_FILE
     if partial.is_symlink():
         partial.unlink()
-    if _is_of_plan(partial, plan):
+    if _is_resumable(partial, plan):
         logging.info("resuming the interrupted work in %s", partial)
-        for directory_path, directories, _ in os.walk(partial):
-            remove_unfinished(directory_path)
-            if Path(directory_path) == partial and _SCRATCH in directories:
-                directories.remove(_SCRATCH)
         return
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     write_text(written, plan)
 
 
-def _is_of_plan(partial: Path, plan: str) -> bool:
-    """Whether an attempt with this plan has made a directory; t2tp makes no links in it.
+def _is_resumable(partial: Path, plan: str) -> bool:
+    """Whether an attempt with this plan has made a directory; removes its unfinished files.
 
-    Somebody else may have made the directory. Through links, the next attempt would read and write
-    elsewhere.
+    t2tp makes no links in it. Somebody else may have made the directory. Through links, the next
+    attempt would read and write elsewhere.
     """
     try:
         if read_text(partial / PLAN_FILE) != plan:
@@ -130,6 +126,7 @@ def _is_of_plan(partial: Path, plan: str) -> bool:
         if any(os.path.islink(os.path.join(path, name)) for name in (*directories, *files)):
             logging.warning("%s has links, so it is made again from the beginning", partial)
             return False
+        remove_unfinished(path)
         if Path(path) == partial and _SCRATCH in directories:
             directories.remove(_SCRATCH)
     return True

@@ -1,7 +1,4 @@
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -44,32 +41,6 @@ def test_the_next_attempt_of_the_same_plan_finds_what_was_made(tmp_path, plan, f
     with atomic_directory(tmp_path / "data", plan):
         pass
     assert contents(tmp_path / "data") == found
-
-
-KILLED_MAKER = """
-import pathlib, sys, time
-from t2tp.problems.data.atomic_directory import atomic_directory, exclusive_build
-directory = pathlib.Path(sys.argv[1])
-with exclusive_build(directory), atomic_directory(directory, 'other') as partial:
-    (partial / "left").write_text("half")
-    print("half done", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_killed_maker_leaves_nothing_that_counts_and_does_not_block_the_next(tmp_path):
-    directory = tmp_path / "data"
-    maker = subprocess.Popen(
-        [sys.executable, "-c", KILLED_MAKER, str(directory)], stdout=subprocess.PIPE, text=True
-    )
-    assert maker.stdout.readline() == "half done\n"
-    maker.send_signal(signal.SIGKILL)
-    maker.communicate()
-    assert not directory.exists()
-    with exclusive_build(directory), atomic_directory(directory, "plan") as partial:
-        (partial / "file").write_text("new")
-    assert contents(directory) == {"file": "new"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".data.lock", "data"]
 
 
 @pytest.mark.parametrize("is_new_there", [True, False])
