@@ -53,13 +53,19 @@ _USER = {"role": "user", "content": "a"}
 _ANY = ([_USER], [{**_USER, "content": "b"}], [{"role": "system", "content": "c"}, _USER])
 
 
+_PROGRAM = Path(__file__).with_name("template_program.py")
+
+
 class ChatTemplate:
-    """The template of a model."""
+    """The template of a model, and the process that renders it (`template_program.py`).
+
+    The process is started again for a rendering if it has ended.
+    """
 
     def __init__(
         self, source: str, tokens: Mapping[str, str], max_seconds: float = MAX_SECONDS
     ) -> None:
-        """Compiles the template.
+        """Starts the process, which compiles the template.
 
         `tokens` are special tokens by the names that templates use, such as `bos_token`. A
         rendering may take `max_seconds` of processor time.
@@ -74,10 +80,12 @@ class ChatTemplate:
             raise ModuleNotFoundError(
                 f"the sandbox of jinja2 {jinja2.__version__} is not safe: pip install -e '.[text]'"
             )
-        self._source, self._tokens = source, dict(tokens)
-        self._process = TemplateProcess(source, max_seconds)
-        with _explained("the chat template is not a template of Jinja"):
-            self._process.start()
+        self.source = source
+        self._tokens, self._max_seconds = dict(tokens), max_seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+        self._start()
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate:
@@ -96,14 +104,9 @@ class ChatTemplate:
             )
         return cls(source, named_tokens(directory))
 
-    @property
-    def source(self) -> str:
-        """The template as text."""
-        return self._source
-
     def write(self, directory: Path) -> None:
         """Writes the template for `from_directory`."""
-        config = {**self._tokens, "chat_template": self._source}
+        config = {**self._tokens, "chat_template": self.source}
         write_text(directory / _CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
     def render(
@@ -126,8 +129,47 @@ class ChatTemplate:
         variables |= conversation.variables
         variables["messages"] = [dict(each) for each in conversation.messages]
         variables["add_generation_prompt"] = add_generation_prompt
-        with _explained("the chat template does not take this conversation"):
-            return self._process.render(variables)
+        with self._lock:
+            # A forked process must not share the pipes.
+            if self._process is None or self._owner != os.getpid():
+                self._start()
+            with _explained("the chat template does not take this conversation"):
+                return self._ask(variables)
+
+    def _start(self) -> None:
+        """Starts the process and compiles the template; raises ValueError if it cannot."""
+        self._process = subprocess.Popen(
+            [sys.executable, str(_PROGRAM), str(self._max_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._owner = os.getpid()
+        weakref.finalize(self, _end, self._process, self._owner)
+        with _explained("the chat template is not a template of Jinja"):
+            self._ask(self.source)
+
+    def _ask(self, request: object) -> str:
+        """Sends a line to the process; returns the text that it answers."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        self._process = None  # Until the answer has been read.
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            if process.wait() == -signal.SIGPROF:
+                raise ValueError(f"it takes longer than {self._max_seconds:g} s")
+            raise ValueError(f"its process ended with the exit code {process.returncode}")
+        self._process = process
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        text: str = answer["text"]
+        return text
 
     def first_token(
         self, encode: Callable[[str], Sequence[int]], conversations: Sequence[Conversation] = ()
@@ -204,68 +246,6 @@ def _explained(sentence: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{sentence}: {error}") from error
-
-
-_PROGRAM = Path(__file__).with_name("template_program.py")
-
-
-class TemplateProcess:
-    """A process that renders a template; started again for a rendering if it has ended."""
-
-    def __init__(self, source: str, max_seconds: float) -> None:
-        self._source, self._max_seconds = source, max_seconds
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._owner = 0
-
-    def start(self) -> None:
-        """Starts the process and compiles the template.
-
-        Raises:
-          ValueError: the source is not a template of Jinja, or takes too long or too much memory.
-        """
-        self._process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), str(self._max_seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._owner = os.getpid()
-        weakref.finalize(self, _end, self._process, self._owner)
-        self._ask(self._source)
-
-    def render(self, variables: dict[str, Any]) -> str:
-        """Renders the template with variables that JSON can store.
-
-        Raises:
-          ValueError: the template fails, or takes too long or too much memory.
-        """
-        with self._lock:
-            # A forked process must not share the pipes.
-            if self._process is None or self._owner != os.getpid():
-                self.start()
-            return self._ask(variables)
-
-    def _ask(self, request: object) -> str:
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        self._process = None  # Until the answer has been read.
-        try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            if process.wait() == -signal.SIGPROF:
-                raise ValueError(f"it takes longer than {self._max_seconds:g} s")
-            raise ValueError(f"its process ended with the exit code {process.returncode}")
-        self._process = process
-        answer = json.loads(line)
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        text: str = answer["text"]
-        return text
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:

@@ -1,6 +1,6 @@
 """Renders one chat template, as a program with limited memory and time.
 
-Python cannot interrupt one instruction, such as `'a' * 10**9`. So `TemplateProcess` runs this file
+Python cannot interrupt one instruction, such as `'a' * 10**9`. So `ChatTemplate` runs this file
 in a process that the system limits. The lines of stdin are JSON: the first line is the template,
 and each other line has the variables of a rendering. The program answers each line with a line that
 has `text` or `error`. A request that takes too long ends the process.
@@ -12,7 +12,6 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,23 +33,19 @@ def main() -> None:
     limit = _MAX_BYTES if hard == resource.RLIM_INFINITY else min(_MAX_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     template: Any = None
-
-    def compiled(source: str) -> str:
-        nonlocal template
-        template = environment.from_string(source)
-        return ""
-
-    def rendered(variables: dict[str, Any]) -> str:
-        text: str = template.render(variables)
-        if len(text) > _MAX_LENGTH:
-            raise OverflowError(f"it writes {len(text):,} characters, more than {_MAX_LENGTH:,}")
-        return text
-
     for line in sys.stdin:
-        compute: Callable[[Any], str] = compiled if template is None else rendered
+        text = ""
         signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))  # Its signal ends the process.
         try:
-            answer = {"text": compute(json.loads(line))}
+            if template is None:
+                template = environment.from_string(json.loads(line))
+            else:
+                text = template.render(json.loads(line))
+            if len(text) > _MAX_LENGTH:
+                raise OverflowError(
+                    f"it writes {len(text):,} characters, more than {_MAX_LENGTH:,}"
+                )
+            answer = {"text": text}
         except MemoryError:
             answer = {"error": f"it takes more than {_MAX_BYTES // 2**20} MiB of memory"}
         except Exception as error:  # The template is somebody else's program.
