@@ -66,11 +66,11 @@ class AlgorithmicProblem(PairProblem):
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtype of the tokens."""
-        return dict.fromkeys(("inputs", "targets"), token_dtype(self._vocab_size))
+        return {name: token_dtype(size) for name, size in self.vocab_sizes(directory).items()}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
         """Returns the encoder from symbols to tokens."""
-        codec = self._codec
+        codec = self.codec(directory)
         return lambda sample: StoredExample(
             {
                 name: np.array([*codec.tokens(symbols), END_OF_DOCUMENT])
@@ -80,26 +80,18 @@ class AlgorithmicProblem(PairProblem):
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
         """Returns the decoder from tokens to symbols."""
-        codec = self._codec
+        codec = self.codec(directory)
         return lambda columns: {
             name: codec.symbols(tokens.tolist()) for name, tokens in columns.items()
         }
 
     def codec(self, data_dir: AnyPath) -> SymbolCodec:
         """Returns the codec that writes symbols as numbers."""
-        return self._codec
-
-    @property
-    def _codec(self) -> SymbolCodec:
         return SymbolCodec(self.name, self.num_symbols, _FIRST_SYMBOL)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of different tokens."""
-        return dict.fromkeys(("inputs", "targets"), self._vocab_size)
-
-    @property
-    def _vocab_size(self) -> int:
-        return _FIRST_SYMBOL + self.num_symbols
+        return dict.fromkeys(("inputs", "targets"), _FIRST_SYMBOL + self.num_symbols)
 
 
 @registry.register_problem

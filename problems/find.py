@@ -10,8 +10,6 @@ from t2tp.problems.problem import Problem
 from t2tp.problems.text_files import FileProblem
 from t2tp.problems.text_to_text import PairProblem
 
-_SUFFIXES = ("_copy", "_rev")
-
 # Valid names of data sets, which are parts of directory names.
 _DATASET = re.compile(r"[\w-]+")
 
@@ -61,11 +59,9 @@ def find(name: str, options: str = "") -> Problem:
 
 
 def _without_suffixes(name: str) -> tuple[str, bool, bool]:
-    has_suffix = []
-    plain = name
-    for suffix in _SUFFIXES:
-        has = plain.endswith(suffix) and plain not in registry.list_problems()
-        has_suffix.append(has)
-        if has:
-            plain = plain.removesuffix(suffix)
-    return plain, has_suffix[1], has_suffix[0]
+    """Returns the name without suffixes, and whether it had `_rev` and `_copy`."""
+    has = {}
+    for suffix in ("_copy", "_rev"):
+        has[suffix] = name.endswith(suffix) and name not in registry.list_problems()
+        name = name.removesuffix(suffix) if has[suffix] else name
+    return name, has["_rev"], has["_copy"]

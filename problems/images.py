@@ -65,11 +65,9 @@ class PixelField:
         each = _decoders().map if self.in_threads else map
         deque(each(decode, range(len(rows))), maxlen=0)
         values = images[(slice(None), *parts)]
-        return (
-            values.astype(INT)
-            if self.scale is None
-            else values.astype(FLOAT) / FLOAT.type(self.scale)
-        )
+        if self.scale is None:
+            return values.astype(INT)
+        return values.astype(FLOAT) / FLOAT.type(self.scale)
 
 
 @cache
@@ -158,10 +156,8 @@ class Image2ClassProblem(ImageProblem):
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
         """Returns the decoder of an image and its class."""
-        return lambda columns: {
-            "image": self._image(columns["image"]),
-            "label": int(columns["targets"][0]),
-        }
+        decode = super().decoder(directory)
+        return lambda columns: {**decode(columns), "label": int(columns["targets"][0])}
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of classes."""

@@ -246,8 +246,6 @@ def flat_features(info: tfds.core.DatasetInfo) -> dict[str, Any]:
 
 def _features(info: tfds.core.DatasetInfo) -> str:
     descriptions = [f"{name} ({type(each).__name__})" for name, each in flat_features(info).items()]
-    return (
-        f"its features are {', '.join(descriptions)}"
-        if descriptions
-        else "its features have no names"
-    )
+    if not descriptions:
+        return "its features have no names"
+    return f"its features are {', '.join(descriptions)}"

@@ -169,7 +169,10 @@ class _Columns:
     """
 
     def __init__(self, path: Path, scratch: Path):
-        pyarrow = _pyarrow()
+        advice = "Parquet and Arrow files are read by pyarrow: pip install -e '.[parquet]'"
+        with optional_import(advice):
+            import pyarrow
+            import pyarrow.ipc
         self._path = path
         mapped = pyarrow.memory_map(str(_checked(path, scratch)))
         try:
@@ -227,12 +230,3 @@ def _open(path: Path, scratch: Path) -> RecordFile:
     sentence = f"{path}: unknown file extension"
     check_known(path.suffix, _FORMATS, "endings that are read", sentence)
     return _FORMATS[path.suffix](path, scratch)
-
-
-def _pyarrow() -> Any:
-    advice = "Parquet and Arrow files are read by pyarrow: pip install -e '.[parquet]'"
-    with optional_import(advice):
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    return pyarrow

@@ -42,7 +42,10 @@ def default_splits(
     }
     if missing or train not in given:
         remaining = without([_whole(train, info)], taken)
-        size = _held_out_size(remaining, len(missing), train in given, info[train].num_examples)
+        # Each missing split gets 5 % of train, but no more than is left for train.
+        num_splits = len(missing) + (train not in given)
+        fair = sum(each.end - each.begin for each in remaining) // num_splits
+        size = min(fair, max(1, round(info[train].num_examples * _PERCENT_HELD_OUT / 100)))
         for split in reversed(missing):
             remaining, chosen[split] = _cut_off(remaining, size)
         if train not in given:
@@ -51,8 +54,8 @@ def default_splits(
         if not ranges:
             options = ", ".join(f"{name}={spec}" for name, spec in given.items())
             raise ValueError(
-                f"{options or 'the dataset'}: nothing is left for {split}, as no example is in two splits unless "
-                f"asked for: name some for {split} too, as in {split}=train[95%:]"
+                f"{options or 'the dataset'}: nothing is left for {split}, as no example is in two "
+                f"splits unless asked for: name some for {split} too, as in {split}=train[95%:]"
             )
     return {split: "+".join(_name(each, info) for each in chosen[split]) for split in chosen}
 
@@ -91,15 +94,6 @@ def _ranges(spec: str, info: Mapping[str, Any]) -> list[Range]:
 
 def _whole(split: str, info: Mapping[str, Any]) -> Range:
     return Range(split, 0, info[split].num_examples)
-
-
-def _held_out_size(
-    remaining: Sequence[Range], missing: int, train_is_given: bool, train_size: int
-) -> int:
-    """Returns the number of remaining examples that each missing split gets."""
-    num_splits = missing if train_is_given else missing + 1
-    fair = sum(each.end - each.begin for each in remaining) // max(1, num_splits)
-    return min(fair, max(1, round(train_size * _PERCENT_HELD_OUT / 100)))
 
 
 def _cut_off(ranges: Sequence[Range], size: int) -> tuple[list[Range], list[Range]]:

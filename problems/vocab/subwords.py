@@ -37,8 +37,9 @@ _CHUNK_CHARACTERS = 2000
 # SentencePiece's marker of an unknown piece (U+2585). Training ignores texts that contain it.
 _UNKNOWN_SIGN = "\N{LOWER FIVE EIGHTHS BLOCK}"
 
-# SentencePiece's error if a vocabulary is larger than the texts allow.
+# SentencePiece's errors if a vocabulary is larger or smaller than the texts allow.
 _TOO_MANY = re.compile(r"Please set it to a value <= (\d+)")
+_TOO_FEW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 
 _NORMALIZED_AWAY = "\N{LATIN SMALL LIGATURE FI}  x"  # A ligature and two spaces.
 # Our names of normalizations -> SentencePiece's names.
@@ -265,18 +266,15 @@ def _in_order(sampled: list[tuple[int, int, str]]) -> list[str]:
 
 def _in_our_words(message: str) -> str:
     """Rewrites SentencePiece's errors without its source locations and unavailable options."""
-    if match := _TOO_MANY.search(message):
-        max_pieces = match.group(1)
-        return (
-            f"the texts allow at most {max_pieces} pieces: give --vocab_size={max_pieces} or less, "
-            f"or vocab_size={max_pieces} among --problem_options"
-        )
-    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        min_pieces = match.group(1)
-        return (
-            f"the texts need at least {min_pieces} pieces: give --vocab_size={min_pieces} or more, "
-            f"or vocab_size={min_pieces} among --problem_options"
-        )
+    for pattern, bound, other in (
+        (_TOO_MANY, "allow at most", "less"),
+        (_TOO_FEW, "need at least", "more"),
+    ):
+        if match := pattern.search(message):
+            return (
+                f"the texts {bound} {match[1]} pieces: give --vocab_size={match[1]} or {other}, "
+                f"or vocab_size={match[1]} among --problem_options"
+            )
     if "!sentences_.empty()" in message:
         return "the texts are empty"
     return re.sub(r"^[A-Z_]+: (src/\S+ \[.*?\] )?", "", message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,7 +107,7 @@ class TokenizerVocabulary(Vocabulary):
         fields = typed_files.parse_json(
             contents, cls.file_name, _TokenizerFile, 2 * typed_files.MAX_TOKENIZER_BYTES
         )
-        return cls(fields.tokenizer, fields.eos_token, fields.begin_token, fields.end_ids)
+        return cls(**vars(fields))
 
     @classmethod
     def from_directory(cls, directory: Path) -> TokenizerVocabulary:
@@ -129,10 +129,8 @@ class TokenizerVocabulary(Vocabulary):
 
     def contents(self) -> bytes:
         """Returns the tokenizer and the tokens that begin and end texts as JSON."""
-        begin = {"begin_token": self._begin_token} if self._begin_token else {}
-        ends = {"end_ids": self.end_ids} if len(self.end_ids) > 1 else {}
-        fields = {"eos_token": self._eos_token, **begin, **ends, "tokenizer": self._text}
-        return (json.dumps(fields, indent=1) + "\n").encode()
+        fields = _TokenizerFile(self._text, self._eos_token, self._begin_token, self.end_ids)
+        return (json.dumps(asdict(fields), indent=1) + "\n").encode()
 
     def _token(self, token: str, verb: str) -> int:
         found = self._tokenizer.token_to_id(token)
