@@ -3,7 +3,7 @@
 The stored columns are `inputs` and `targets`: token ids that end with EOS.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
 from t2tp.problems.data.batch_stream import ExampleSource, Stream
 from t2tp.problems.data.buckets import BucketedStream
-from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, token_fields, token_specs
 from t2tp.problems.data.row_layout import RowTexts, bucketed, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
@@ -39,6 +38,7 @@ class PairProblem(Problem):
 
     metric_names: tuple[str, ...] = TEXT_METRICS
     features = {**token_specs("inputs"), **token_specs("targets")}
+    reading_options = ("arrangement",)
     is_reversed = False
     is_copy = False
 
@@ -60,7 +60,7 @@ class PairProblem(Problem):
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the pairs of a split, one per row; see `Problem.examples`."""
         texts = self._texts(data_dir, split)
-        return _source(texts.columns, one_per_row(texts, length), length)
+        return self._source(texts, one_per_row(texts, length), length)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
         """Returns the training rows, padded or packed; raises ValueError if they are bucketed."""
@@ -73,7 +73,7 @@ class PairProblem(Problem):
         if arrangement == "padded":
             return self.examples(data_dir, split, length)
         texts = self._texts(data_dir, split)
-        return _source(texts.columns, pack(texts, length), length)
+        return self._source(texts, pack(texts, length), length)
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
         """Returns the training batches in the option's arrangement."""
@@ -81,19 +81,29 @@ class PairProblem(Problem):
             return super().train_stream(data_dir, batch_size, length, seed)
         texts = self._texts(data_dir, self.splits[0])
         buckets: list[tuple[ExampleSource, int]] = [
-            (_source(texts.columns, plan, size), length // size)
+            (self._source(texts, plan, size), length // size)
             for size, plan in bucketed(texts, length)
         ]
         return BucketedStream(buckets, batch_size, seed)
 
-    def _texts(self, data_dir: AnyPath, split: str) -> RowTexts:
-        """Returns the inputs and targets: the stored texts, swapped or copied by the suffixes."""
-        stored = self.stored(data_dir, split)
+    @property
+    def _stored_names(self) -> dict[str, str]:
+        """The stored columns of inputs and targets, swapped or copied by the suffixes."""
         inputs, targets = ("targets", "inputs") if self.is_reversed else ("inputs", "targets")
-        names = (inputs, inputs if self.is_copy else targets)
-        pair = {"inputs": stored[names[0]], "targets": stored[names[1]]}
+        return {"inputs": inputs, "targets": inputs if self.is_copy else targets}
+
+    def _texts(self, data_dir: AnyPath, split: str) -> RowTexts:
+        """Returns the stored texts that are read."""
+        stored = self.stored(data_dir, split)
+        columns = {name: stored[name] for name in self._stored_names.values()}
         what, directory = f"{split} of {self.name}", self.index_directory(data_dir)
-        return RowTexts(pair, split, what, directory, names)
+        return RowTexts(columns, split, what, directory)
+
+    def _source(self, texts: RowTexts, plan: RowPlan, length: int) -> FieldSource:
+        fields: dict[str, Field] = {}
+        for name, column in self._stored_names.items():
+            fields |= token_fields(name, texts.columns[column], plan, length)
+        return FieldSource(len(plan), fields)
 
 
 class Text2TextProblem(TextProblem, PairProblem):
@@ -119,10 +129,3 @@ class Text2TextProblem(TextProblem, PairProblem):
             )
 
         return encode
-
-
-def _source(pair: Mapping[str, Column], plan: RowPlan, length: int) -> FieldSource:
-    fields: dict[str, Field] = {}
-    for name, column in pair.items():
-        fields |= token_fields(name, column, plan, length)
-    return FieldSource(len(plan), fields)

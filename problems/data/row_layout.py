@@ -4,6 +4,8 @@ Each arrangement is an index (`row_index.py`), computed once in a pass over the 
 The pass reads lengths in pieces, so that memory does not grow with the corpus.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,17 +17,20 @@ from t2tp.problems.data.columns import Column
 from t2tp.problems.data.row_index import Index, IndexDirectory, IndexWriter, open_index, pieces
 from t2tp.problems.data.row_plan import RowPlan
 
+# Lengths of consecutive examples: the index of the first example, lengths [columns, examples], and
+# a mask of the examples that fit. A row has room for `length` tokens in each column.
+Piece = tuple[int, np.ndarray, np.ndarray]
+
 
 @dataclass(frozen=True)
 class RowTexts:
     """The texts of a split's examples.
 
     Attributes:
-      columns: columns by name; each example has one text in each column.
+      columns: stored columns by name; each example has one text in each column. Problems that read
+        the same columns share their indexes.
       what: name of the examples in messages.
       directory: directory of the indexes; None: indexes are not stored.
-      stored: names under which the columns are stored. `columns` may have other names, and several
-        problems may read the same stored columns, and share their indexes.
       examples_at_once: number of examples whose lengths to read at a time.
     """
 
@@ -33,7 +38,6 @@ class RowTexts:
     split: str
     what: str
     directory: IndexDirectory | None = None
-    stored: tuple[str, ...] = ()
     examples_at_once: int = 1 << 18
 
     def __len__(self) -> int:
@@ -48,7 +52,7 @@ class RowTexts:
 
     def name(self, arrangement: str, length: int) -> str:
         """Returns the name of an index; it does not depend on the order of the columns."""
-        names = "-".join(sorted(self.stored or self.columns))
+        names = "-".join(sorted(self.columns))
         return f"{self.split}-{names}-{arrangement}-{length}"
 
 
@@ -59,28 +63,18 @@ def one_per_row(texts: RowTexts, length: int) -> RowPlan:
       ValueError: no example fits.
     """
 
-    def make(writer: IndexWriter) -> None:
-        counts = _Counts(length)
-        for first, lengths in texts.lengths():
-            fits = counts.fitting(lengths)
+    def write(writer: IndexWriter, pieces: Iterable[Piece]) -> None:
+        for first, _, fits in pieces:
             writer.add("examples", first + np.flatnonzero(fits))
-        writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, "padded", make, length, arrays=("examples",))
+    index = _open(texts, "padded", write, length, arrays=("examples",))
     rows = index.arrays["examples"]
     return RowPlan(len(rows), None if len(rows) == len(texts) else rows)
 
 
 def truncated(texts: RowTexts, length: int) -> RowPlan:
     """Puts each example into a separate row, for readers that truncate long examples."""
-
-    def make(writer: IndexWriter) -> None:
-        counts = _Counts(length)
-        for _, lengths in texts.lengths():
-            counts.fitting(lengths)
-        writer.facts = counts.facts()
-
-    _open(texts, "truncated", make, length, "truncated")
+    _open(texts, "truncated", lambda writer, pieces: deque(pieces, maxlen=0), length, "truncated")
     return RowPlan(len(texts))
 
 
@@ -91,20 +85,17 @@ def pack(texts: RowTexts, length: int) -> RowPlan:
       ValueError: no example fits.
     """
 
-    def make(writer: IndexWriter) -> None:
-        counts = _Counts(length)
-        fitting = ((first, lengths, counts.fitting(lengths)) for first, lengths in texts.lengths())
+    def write(writer: IndexWriter, pieces: Iterable[Piece]) -> None:
         together = 2 * texts.examples_at_once
         average = max(column.size for column in texts.columns.values()) / max(1, len(texts))
         end = 0
         writer.add("begins", np.zeros(1, np.int64))
-        for examples, sizes in first_fit_decreasing(fitting, length, average, together):
+        for examples, sizes in first_fit_decreasing(pieces, length, average, together):
             writer.add("examples", examples)
             writer.add("begins", end + sizes.cumsum())
             end += len(examples)
-        writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, "packed", make, length, arrays=("examples", "begins"))
+    index = _open(texts, "packed", write, length, arrays=("examples", "begins"))
     begins = index.arrays["begins"]
     return RowPlan(len(begins) - 1, index.arrays["examples"], begins)
 
@@ -122,18 +113,15 @@ def bucketed(texts: RowTexts, length: int) -> list[tuple[int, RowPlan]]:
     """
     sizes = bucket_lengths(length)
 
-    def make(writer: IndexWriter) -> None:
-        counts = _Counts(length)
-        for first, lengths in texts.lengths():
-            counts.fitting(lengths)
+    def write(writer: IndexWriter, pieces: Iterable[Piece]) -> None:
+        for first, lengths, _ in pieces:
             longest = lengths.max(0)
             for size, shorter in zip(sizes, [*sizes[1:], -1], strict=True):
                 inside = np.flatnonzero((longest > shorter) & (longest <= size))
                 if len(inside):
                     writer.add(str(size), first + inside)
-        writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, "bucketed", make, length)
+    index = _open(texts, "bucketed", write, length)
     return [
         (size, RowPlan(len(index.arrays[str(size)]), index.arrays[str(size)]))
         for size in sizes
@@ -146,44 +134,44 @@ class _Counts:
 
     def __init__(self, length: int):
         self._length = length
-        self._examples = self._too_long = self._longest = 0
-        self._shortest: int | None = None
+        self.examples = self.too_long = self.longest = 0
+        self.shortest: float = math.inf
 
-    def fitting(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns which examples fit, for lengths [columns, examples]: bool [examples]."""
-        longest = lengths.max(0)
-        fits = longest <= self._length
-        self._examples += len(fits)
-        self._too_long += int(len(fits) - fits.sum())
-        if len(fits):
-            shortest = int(longest.min())
-            self._shortest = min(shortest, self._shortest or shortest)
-            self._longest = max(int(longest.max()), self._longest)
-        return fits
-
-    def facts(self) -> dict[str, int]:
-        """Returns the counts."""
-        return {"too_long": self._too_long, "longest": self._longest}
-
-    def checked(self, what: str) -> dict[str, int]:
-        """Returns the counts; raises ValueError if no example fits."""
-        if self._too_long == self._examples:
-            raise ValueError(
-                f"none of the {self._examples} examples of {what} fits in length {self._length}: "
-                f"the shortest has {self._shortest} tokens; a length of {self._longest} holds all"
-            )
-        return self.facts()
+    def pieces(self, texts: RowTexts) -> Iterator[Piece]:
+        """Yields the lengths of texts in pieces, and counts the examples."""
+        for first, lengths in texts.lengths():
+            longest = lengths.max(0)
+            fits = longest <= self._length
+            self.examples += len(fits)
+            self.too_long += int(len(fits) - fits.sum())
+            self.shortest = min(self.shortest, int(longest.min()))
+            self.longest = max(self.longest, int(longest.max()))
+            yield first, lengths, fits
 
 
 def _open(
     texts: RowTexts,
     arrangement: str,
-    make: Callable[[IndexWriter], None],
+    write: Callable[[IndexWriter, Iterable[Piece]], object],
     length: int,
     reaction: str = "left out",
     arrays: Collection[str] = (),
 ) -> Index:
-    """Opens an index, and warns of examples that are too long."""
+    """Opens an index, and warns of examples that are too long.
+
+    `write` writes the index's arrays, given the lengths of all examples in pieces.
+    """
+
+    def make(writer: IndexWriter) -> None:
+        counts = _Counts(length)
+        write(writer, counts.pieces(texts))
+        if reaction == "left out" and counts.too_long == counts.examples:
+            raise ValueError(
+                f"none of the {counts.examples} examples of {texts.what} fits in length {length}: "
+                f"the shortest has {counts.shortest} tokens; a length of {counts.longest} holds all"
+            )
+        writer.facts = {"too_long": counts.too_long, "longest": counts.longest}
+
     index = open_index(texts.directory, texts.name(arrangement, length), len(texts), make, arrays)
     if index.facts.get("too_long"):
         logging.warning(
@@ -203,10 +191,6 @@ def padding_share(texts: RowTexts, plan: RowPlan, length: int) -> float:
             tokens += int((column.offsets(examples + 1) - column.offsets(examples)).sum())
     return 1 - tokens / (len(texts.columns) * len(plan) * length)
 
-
-# Input of `first_fit_decreasing`: the index of the first example, lengths [columns, examples], and
-# a mask of the examples that fit. A row has room for `length` tokens in each column.
-Piece = tuple[int, np.ndarray, np.ndarray]
 
 # A window is a range of examples that are packed together. They fill about this number of rows;
 # more rows per window waste less space.
