@@ -101,10 +101,8 @@ class Instructions(RecordProblem, TextProblem):
         "prompt": "prompt",
         "completion": "completion",
     }
-    making_options = (
-        *TextProblem.making_options,
-        *("files", "validation_files", "test_files", "messages", "prompt", "completion"),
-    )
+    token_columns = {"text": "targets"}
+    reading_options = ("arrangement",)
 
     def default_options(self) -> HParams:
         """Declares the options."""

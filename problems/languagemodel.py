@@ -27,6 +27,7 @@ class LanguageModelProblem(TextProblem):
     metric_names = ("loss", "accuracy", "neg_log_perplexity", "perplexity", "bits_per_byte")
     features = FEATURES
     token_columns = {"text": "targets"}
+    reading_options = ("separate_documents",)
 
     def default_options(self) -> HParams:
         """Declares the options."""

@@ -66,7 +66,6 @@ class Preferences(Instructions):
         **Instructions.field_defaults,
         **{name: name for name in _REPLIES},
     }
-    making_options = (*_REPLIES, "max_prompt", "max_reply")
 
     def __init__(self, options: str = ""):
         """Parses the options; see `Problem`."""

@@ -63,8 +63,7 @@ class Problem(Preparable):
         "exact_match".
       eos_id: the token that ends a sequence of targets, or `NO_EOS`.
       class_names: the names of classes 0, 1, ..., if targets are classes.
-      making_options: the options that this class declares and that determine the stored data. Base
-        classes list their own options.
+      reading_options: the options that do not determine the stored data, but how they are read.
       hparams_changes: values that suit the problem, by hparam; hparams that the model lacks are
         ignored.
       given_options: the options that were given, with their values.
@@ -77,7 +76,7 @@ class Problem(Preparable):
     decode_metric_names: tuple[str, ...] = ()
     eos_id: int = END_OF_DOCUMENT
     class_names: tuple[str, ...] = ()
-    making_options: tuple[str, ...] = ()
+    reading_options: tuple[str, ...] = ()
     hparams_changes: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, options: str = ""):
@@ -179,17 +178,13 @@ class Problem(Preparable):
 
     def generation_options(self) -> dict[str, Any]:
         """Returns the values of the options that determine the stored data."""
-        return {name: self.options.get(name) for name in self._data_options()}
+        options = self.options.values().items()
+        return {name: value for name, value in options if name not in self.reading_options}
 
     def default_generation_options(self) -> dict[str, Any]:
         """Returns the defaults of the options that determine the stored data."""
         defaults = self.default_options()
-        return {name: defaults.get(name) for name in self._data_options()}
-
-    def _data_options(self) -> list[str]:
-        """Returns the names of all options that determine the stored data."""
-        kinds = reversed(type(self).__mro__)
-        return [name for kind in kinds for name in vars(kind).get("making_options", ())]
+        return {name: defaults.get(name) for name in self.generation_options()}
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
         """Sets the problem's values in a model's hparams, before the user's values are set."""

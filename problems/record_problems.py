@@ -73,9 +73,6 @@ class RecordProblem(FileProblem):
             if self.options.get(option) and directory.is_dir():
                 self._take_directory(option, directory)
 
-    def _data_options(self) -> list[str]:
-        return [*super()._data_options(), *self.field_defaults]
-
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()

@@ -47,7 +47,6 @@ class TextProblem(Problem):
     subword_model: ClassVar[str] = "bpe"
     normalization: ClassVar[str] = "none"
     token_columns: ClassVar[Mapping[str, str]]
-    making_options: tuple[str, ...] = ("vocab_size", "vocabulary_from")
 
     def default_options(self) -> HParams:
         """Declares the vocabulary's options."""

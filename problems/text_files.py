@@ -242,8 +242,6 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
             held-out files, each split has a contiguous part of the text, cut at lines.
     """
 
-    making_options = ("documents",)
-
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()

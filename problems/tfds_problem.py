@@ -48,10 +48,6 @@ class TfdsProblem(TfdsSource, Problem):
     """
 
     feature_options: ClassVar[Mapping[str, str]]
-    making_options: tuple[str, ...] = (
-        *("inputs", "targets", "train", "validation", "test"),
-        *("height", "width"),
-    )
 
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
         """Parses the options; `dataset` is the name as the user typed it."""
