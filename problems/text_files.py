@@ -1,5 +1,6 @@
 """Problems on a user's own files, which options name."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,18 +50,12 @@ class FileProblem(Problem):
     file_options: tuple[str, ...] = ("files",)
 
     @property
-    def validation_options(self) -> tuple[str, ...]:
-        """The options that name held-out files."""
-        return tuple(f"validation_{name}" for name in self.file_options)
-
-    @property
-    def test_options(self) -> tuple[str, ...]:
-        """The options that name test files."""
-        return tuple(f"test_{name}" for name in self.file_options)
-
-    def _data_options(self) -> list[str]:
-        files = (*self.file_options, *self.validation_options, *self.test_options)
-        return [*super()._data_options(), *files]
+    def _split_options(self) -> dict[str, tuple[str, ...]]:
+        """The options that name the files of each split."""
+        return {
+            split: tuple(f"{prefix}{name}" for name in self.file_options)
+            for split, prefix in zip(self.splits, ("", "validation_", "test_"), strict=True)
+        }
 
     @property
     def name(self) -> str:
@@ -77,11 +72,12 @@ class FileProblem(Problem):
     def default_options(self) -> HParams:
         """Declares the options that name files."""
         options = super().default_options()
-        for names, help in (
-            (self.file_options, "a path, or a pattern such as texts/**/*.txt"),
-            (self.validation_options, "the same, held out for validation and test"),
-            (self.test_options, "the same, for test; validation then gets the others"),
-        ):
+        helps = (
+            "a path, or a pattern such as texts/**/*.txt",
+            "the same, held out for validation and test",
+            "the same, for test; validation then gets the others",
+        )
+        for names, help in zip(self._split_options.values(), helps, strict=True):
             for name in names:
                 options.add(name, "", help=help)
         return options
@@ -95,35 +91,36 @@ class FileProblem(Problem):
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split; see `Problem.samples`."""
-        train, validation, test = self.splits
-        held_out = self._held_out()
-        if validation not in held_out:
+        _, validation, test = self.splits
+        given = self._given()
+        if validation not in given:
             everything = self.read(self._files(self.file_options), tmp_dir)
             return _subset(everything, self._drawn(split, len(everything), tmp_dir))
-        if split == train or test in held_out:
+        if split == self.splits[0] or test in given:
             return self.read(self._files_of(split), tmp_dir)
         # Held-out samples alternate between validation and test.
         both = self.read(self._files_of(validation), tmp_dir)
         if len(both) < 2:
-            raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
+            raise ValueError(self._too_few(len(both), (validation, test)))
         return _subset(both, np.arange([validation, test].index(split), len(both), 2))
 
     def more_samples(self) -> str:
         """Returns an option that makes more samples from the same files, or ""."""
         return ""
 
-    def _held_out(self) -> dict[str, tuple[str, ...]]:
-        """Returns the file options of each held-out split that has files."""
-        options = dict(
-            zip(self.splits[1:], (self.validation_options, self.test_options), strict=True)
-        )
+    def _given(self) -> dict[str, tuple[str, ...]]:
+        """Returns the file options of train, and of each held-out split that has files."""
+        train, validation, test = self.splits
+        options = self._split_options
         given = {
-            split: names for split, names in options.items() if any(map(self.options.get, names))
+            split: names
+            for split, names in options.items()
+            if split == train or any(map(self.options.get, names))
         }
-        if [*given] == [self.splits[-1]]:
-            missing = " and ".join(self.validation_options)
+        if test in given and validation not in given:
+            missing = " and ".join(options[validation])
             raise WrongOptionError(
-                f"{' and '.join(self.test_options)} without {missing}: give {missing} too"
+                f"{' and '.join(options[test])} without {missing}: give {missing} too"
             )
         return given
 
@@ -137,14 +134,14 @@ class FileProblem(Problem):
     def _share(self, split: str, count: int) -> range:
         """Returns a split's part of the numbers up to `count`: validation, test, then train."""
         if count < len(self.splits):
-            raise ValueError(self._too_few(count, self.splits, self.validation_options))
+            raise ValueError(self._too_few(count, self.splits))
         sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
         edges = [0, *np.cumsum(sizes).tolist(), count]
         number = [*self.splits[1:], self.splits[0]].index(split)
         return range(edges[number], edges[number + 1])
 
-    def _too_few(self, count: int, splits: Sequence[str], options: Sequence[str]) -> str:
-        advice = [f"{' and '.join(options)} besides"]
+    def _too_few(self, count: int, splits: Sequence[str]) -> str:
+        advice = [f"{' and '.join(self._split_options[splits[1]])} besides"]
         if self.more_samples():
             advice.insert(0, self.more_samples())
         return (
@@ -154,7 +151,7 @@ class FileProblem(Problem):
 
     def _files_of(self, split: str) -> list[list[Path]]:
         """Returns a split's files, without files that a later split also names."""
-        names = self._options_of(split)
+        names = self._given()[split]
         files = self._files(names)
         later, taken = self._taken(split)
         rows = _without(files, taken)
@@ -168,55 +165,41 @@ class FileProblem(Problem):
 
     def _taken(self, split: str) -> tuple[list[str], set[Path]]:
         """Returns the options of later splits, and the files that they name."""
-        names = self._file_options_given(self.splits[self.splits.index(split) + 1 :])
+        later = self.splits[self.splits.index(split) + 1 :]
+        names = [name for each in later for name in self._given().get(each, ())]
         return names, {path.resolve() for path in self._all_files(names)}
 
     def _report_taken(self) -> None:
         """Warns of files that a split lacks because a later split also names them."""
-        for split in self.splits[:-1]:
+        for split, names in self._given().items():
             _, taken = self._taken(split)
-            own = self._all_files(self._options_of(split))
+            own = self._all_files(names)
             if left_out := [str(path) for path in own if path.resolve() in taken]:
                 files = user_files.named(left_out)
                 logging.warning(f"{self.name}: left out of {split}, as they are held out: {files}")
 
     def data_dependencies(self) -> dict[str, Any]:
         """Returns the dependencies, with the number and a fingerprint of the files."""
-        return {**super().data_dependencies(), **self._files_state()}
-
-    def _files_state(self) -> dict[str, Any]:
-        files = self._all_files(self._file_options_given(self.splits))
-        return {"files": len(files), "fingerprint": user_files.fingerprint(files)}
+        files = self._all_files(itertools.chain(*self._given().values()))
+        fingerprint = user_files.fingerprint(files)
+        return {**super().data_dependencies(), "files": len(files), "fingerprint": fingerprint}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
         """Records the state of the files; see `write_sources`."""
         self._report_taken()
-        options = self._file_options_given(self.splits)
-        user_files.write_sources(directory, [self.options.get(name) for name in options])
-
-    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the state of the files."""
-        return self._files_state()
+        options = itertools.chain(*self._given().values())
+        user_files.write_sources(directory, map(self.options.get, options))
 
     def changed_sources(self, directory: Path) -> str:
         """Describes the files and other sources that have changed."""
         changed = (user_files.changed_sources(directory), super().changed_sources(directory))
         return "; ".join(filter(None, changed))
 
-    def _options_of(self, split: str) -> tuple[str, ...]:
-        """Returns the options that name a split's files, if any."""
-        if split == self.splits[0]:
-            return self.file_options
-        return self._held_out().get(split, ())
-
-    def _file_options_given(self, splits: Iterable[str]) -> list[str]:
-        return [name for split in splits for name in self._options_of(split)]
-
-    def _files(self, names: Sequence[str]) -> list[list[Path]]:
+    def _files(self, names: Iterable[str]) -> list[list[Path]]:
         return [user_files.find_files(self.options.get(name), name) for name in names]
 
-    def _all_files(self, names: Sequence[str]) -> list[Path]:
-        return [path for paths in self._files(names) for path in paths]
+    def _all_files(self, names: Iterable[str]) -> list[Path]:
+        return [*itertools.chain(*self._files(names))]
 
 
 def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
@@ -252,21 +235,18 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the documents."""
         (paths,) = files
-        if self.options.documents == "files":
+        documents = self.options.documents
+        if documents == "files":
             return GeneratedSamples(
                 len(paths), lambda number: {"text": user_files.read_file(paths[number])}
             )
-        kind = (
-            user_files.Paragraphs
-            if self.options.documents == "paragraphs"
-            else user_files.LineRange
-        )
-        texts = kind(paths, scratch)
+        kinds = {"paragraphs": user_files.Paragraphs, "lines": user_files.LineRange}
+        texts = kinds[documents](paths, scratch)
         return GeneratedSamples(len(texts), lambda number: {"text": texts[number]})
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens a split's documents; cuts the text of one or two files into contiguous parts."""
-        whole = self.options.documents == "files" and not self._held_out()
+        whole = self.options.documents == "files" and len(self._given()) == 1
         (paths,) = self._files(self.file_options) if whole else ([],)
         if not 0 < len(paths) < len(self.splits):
             return super().samples(split, directory, tmp_dir)
