@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import Problem
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.subwords import SAMPLE_BYTES
-from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.problems.vocab.vocabulary_file import find_vocabulary, load_vocabulary, write_vocabulary
 
 # Options that must be the same for all problems of a mixture.
@@ -76,28 +76,28 @@ def make_shared_vocabulary(
       shares: numbers of the problems' samples -> their proportions, with any sum.
       directory: directory of the mixture's data.
     """
-    first, _, _ = parts[0]
-    if first.options.vocabulary_from:
-        if find_vocabulary(directory) is None:
-            source = Path(first.options.vocabulary_from).expanduser()
-            write_vocabulary(directory, load_vocabulary(source))
-    else:
-        of_each = shares([len(samples) for _, _, samples in parts])
-        is_ceiling = not any("vocab_size" in part.given_options for part, _, _ in parts)
-        texts = [_SharedTexts(part, samples) for part, _, samples in parts]
-        first.make_vocabulary_of(directory, interleave(texts, of_each, SAMPLE_BYTES), is_ceiling)
-    return _copy(load_vocabulary(directory), [source for _, source, _ in parts])
+    of_each = shares([len(samples) for _, _, samples in parts])
+    is_ceiling = not any("vocab_size" in part.given_options for part, _, _ in parts)
+    sources = [partial(part.all_texts, samples) for part, _, samples in parts]
+    texts = interleave(sources, of_each, SAMPLE_BYTES)
+    parts[0][0].make_vocabulary_of(directory, texts, is_ceiling)
+    vocabulary = load_vocabulary(directory)
+    for _, part_dir, _ in parts:
+        if find_vocabulary(part_dir) is None:
+            write_vocabulary(part_dir, vocabulary)
+    return vocabulary.file_name
 
 
 def interleave(
-    texts: Sequence[Iterable[str]], shares: Sequence[float], most_bytes: int
+    texts: Sequence[Callable[[], Iterable[str]]], shares: Sequence[float], most_bytes: int
 ) -> Iterator[str]:
     """Yields texts of several sources, keeping the sources' total bytes in proportion.
 
-    An exhausted source is iterated again, until every source has been exhausted once or
-    `most_bytes` bytes were yielded. The proportions `shares` may have any sum.
+    `texts` are functions that return all texts of a source. An exhausted source is read again,
+    until every source has been exhausted once or `most_bytes` bytes were yielded. The proportions
+    `shares` may have any sum.
     """
-    running = [iter(each) for each in texts]
+    running = [iter(each()) for each in texts]
     num_bytes = [0] * len(texts)
     unread = {number for number, share in enumerate(shares) if share > 0}
     sources = sorted(unread)
@@ -109,28 +109,10 @@ def interleave(
             unread.discard(number)
             if not num_bytes[number]:
                 sources.remove(number)
-            running[number] = iter(texts[number])
+            running[number] = iter(texts[number]())
             continue
         num_bytes[number] += len(text.encode("utf-8"))
         yield text
-
-
-class _SharedTexts:
-    """The texts of a problem's train split, iterable any number of times."""
-
-    def __init__(self, part: TextProblem, samples: ShuffledSamples):
-        self._part = part
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[str]:
-        return self._part.all_texts(self._samples)
-
-
-def _copy(vocabulary: Vocabulary, directories: Iterable[Path]) -> str:
-    for directory in directories:
-        if find_vocabulary(directory) is None:
-            write_vocabulary(directory, vocabulary)
-    return vocabulary.file_name
 
 
 def _kind(part: TextProblem) -> str:

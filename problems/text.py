@@ -96,13 +96,11 @@ class TextProblem(Problem):
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the vocabulary; see `Problem.make_vocabulary`."""
-        if self.options.vocabulary_from and find_vocabulary(directory) is None:
-            return write_vocabulary(directory, load_vocabulary(self._lender))
         texts = self.all_texts(samples(self.splits[0]))
         return self.make_vocabulary_of(directory, texts, "vocab_size" not in self.given_options)
 
     def make_vocabulary_of(self, directory: Path, texts: Iterable[str], is_ceiling: bool) -> str:
-        """Trains a vocabulary on texts and writes it, unless the directory has a vocabulary.
+        """Writes the vocabulary, unless the directory has one: trains it, or takes it from another.
 
         `is_ceiling` is set if the user has not given `vocab_size`: a vocabulary with fewer tokens
         than the default is then no error.
@@ -110,10 +108,11 @@ class TextProblem(Problem):
         Returns:
           The name of the vocabulary's file.
         """
-        existing = find_vocabulary(directory)
-        if existing is None:
-            return write_vocabulary(directory, self.train_vocabulary(texts, is_ceiling))
-        return existing.name
+        if existing := find_vocabulary(directory):
+            return existing.name
+        if self.options.vocabulary_from:
+            return write_vocabulary(directory, load_vocabulary(self._lender))
+        return write_vocabulary(directory, self.train_vocabulary(texts, is_ceiling))
 
     def train_vocabulary(self, texts: Iterable[str], is_ceiling: bool = False) -> Vocabulary:
         """Trains a vocabulary of the problem's kind; `is_ceiling` as in `make_vocabulary_of`."""

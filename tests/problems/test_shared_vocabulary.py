@@ -210,6 +210,7 @@ def test_bytes_need_no_vocabulary_of_their_own():
 
 
 def test_texts_are_enough_at_some_size_and_sources_may_be_empty():
-    assert sum(map(len, interleave([repeat("abc"), ["de"]], [1, 1], 1000))) < 1003
-    assert list(interleave([[], ["a"], ["b"]], [1, 1, 0], 100)) == ["a"]
-    assert list(interleave([[], []], [1, 1], 100)) == []
+    endless, one, other = (lambda: repeat("abc")), (lambda: ["a"]), (lambda: ["b"])
+    assert sum(map(len, interleave([endless, one], [1, 1], 1000))) < 1003
+    assert list(interleave([list, one, other], [1, 1, 0], 100)) == ["a"]
+    assert list(interleave([list, list], [1, 1], 100)) == []
