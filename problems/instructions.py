@@ -35,7 +35,6 @@ from t2tp.problems.data.sample import (
     Samples,
     StoredExample,
 )
-from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.metrics import TEXT_METRICS
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath
@@ -149,40 +148,42 @@ class Instructions(RecordProblem, TextProblem):
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the records; a sample has a text and the spans of its replies."""
         records = Records(files[0], scratch)
-        return GeneratedSamples(
-            len(records), lambda number: self._sample(records[number], records.location(number))
-        )
 
-    def _sample(self, record: Mapping[str, Any], location: str) -> Sample:
-        options = self.options
-        try:
-            record = self._in_our_shape(record)
-            adds_end = options.messages not in record  # A chat template writes the ends itself.
-            if not adds_end:
-                extra = {name: record[name] for name in EXTRA_VARIABLES if name in record}
-                found = record[options.messages]
-                found = found if isinstance(found, dict) else {"messages": found}
-                text, spans = self._conversation(conversation_of({**extra, **found}))
-            elif ignored := next((name for name in EXTRA_VARIABLES if record.get(name)), None):
-                raise ValueError(f"{ignored!r} belongs to a conversation, and here is none")
-            elif options.prompt in record and options.completion in record:
-                prompt, completion = (
-                    text_in(record, name) for name in (options.prompt, options.completion)
-                )
-                text, spans = prompt + completion, [(len(prompt), len(prompt + completion))]
-            else:
-                names = ", ".join(map(repr, record)) or "nothing"
-                raise ValueError(
-                    f"neither {options.messages!r} nor {options.prompt!r} and"
-                    f" {options.completion!r}, only {names}"
-                )
-            if not any(begin < end for begin, end in spans):
-                raise ValueError(
-                    "there is nothing to learn: no completion, and no message of the"
-                    f" role {LEARNED_ROLE!r} with content"
-                )
-        except ValueError as error:
-            raise BadSampleError(f"{location}: {error}") from error
+        def sample(number: int) -> Sample:
+            record = records[number]
+            try:
+                return self._sample(record)
+            except ValueError as error:
+                raise BadSampleError(f"{records.location(number)}: {error}") from error
+
+        return GeneratedSamples(len(records), sample)
+
+    def _sample(self, record: Mapping[str, Any]) -> Sample:
+        options, record = self.options, self._in_our_shape(record)
+        adds_end = options.messages not in record  # A chat template writes the ends itself.
+        if not adds_end:
+            extra = {name: record[name] for name in EXTRA_VARIABLES if name in record}
+            found = record[options.messages]
+            found = found if isinstance(found, dict) else {"messages": found}
+            text, spans = self._conversation(conversation_of({**extra, **found}))
+        elif ignored := next((name for name in EXTRA_VARIABLES if record.get(name)), None):
+            raise ValueError(f"{ignored!r} belongs to a conversation, and here is none")
+        elif options.prompt in record and options.completion in record:
+            prompt, completion = (
+                text_in(record, name) for name in (options.prompt, options.completion)
+            )
+            text, spans = prompt + completion, [(len(prompt), len(prompt + completion))]
+        else:
+            names = ", ".join(map(repr, record)) or "nothing"
+            raise ValueError(
+                f"neither {options.messages!r} nor {options.prompt!r} and"
+                f" {options.completion!r}, only {names}"
+            )
+        if not any(begin < end for begin, end in spans):
+            raise ValueError(
+                "there is nothing to learn: no completion, and no message of the"
+                f" role {LEARNED_ROLE!r} with content"
+            )
         return {"text": text, "spans": spans, "adds_end": adds_end}
 
     def _in_our_shape(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -236,16 +237,9 @@ class Instructions(RecordProblem, TextProblem):
             reply_end = len(after)
         return whole, spans
 
-    def texts(self, sample: Sample) -> list[str]:
-        """Returns the sample's text, on which the vocabulary is trained."""
-        return [sample["text"]]
-
     def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtypes of tokens and weights."""
-        return {
-            "targets": token_dtype(len(load_vocabulary(directory))),
-            _WEIGHTS: np.dtype(np.uint8),
-        }
+        return {**super().columns(directory), _WEIGHTS: np.dtype(np.uint8)}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
         """Returns a function that tokenizes a text and locates its replies."""
@@ -289,10 +283,6 @@ class Instructions(RecordProblem, TextProblem):
 
         return decode
 
-    def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens."""
-        return {"targets": len(self.vocabulary(data_dir))}
-
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the examples of a split, one per row; examples that are too long are dropped."""
         return self._source(data_dir, split, length, one_per_row)
@@ -314,8 +304,7 @@ class Instructions(RecordProblem, TextProblem):
         stored = self.stored(data_dir, split)
         title, indexes = f"{split} of {self.name}", self.index_directory(data_dir)
         plan = arrange(RowTexts({"targets": stored["targets"]}, split, title, indexes), length)
-        packed = arrange is pack
-        return FieldSource(len(plan), self._fields(stored, plan, length, split, packed))
+        return FieldSource(len(plan), self._fields(stored, plan, length, split, arrange is pack))
 
     def _fields(
         self, stored: Mapping[str, Column], plan: RowPlan, length: int, split: str, packed: bool

@@ -26,7 +26,7 @@ from t2tp.problems.data.batch_stream import EMPTY, FeatureSpec
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import FLOAT, Field, TokenField
 from t2tp.problems.data.row_plan import RowPlan
-from t2tp.problems.data.sample import BadSampleError, Sample, StoredExample
+from t2tp.problems.data.sample import Sample, StoredExample
 from t2tp.problems.instructions import LEARNED_ROLE, Instructions, sharegpt_messages, text_in
 from t2tp.problems.vocab.chat_template import conversation_of
 
@@ -87,14 +87,11 @@ class Preferences(Instructions):
         """
         self._references[split, packed] = scores
 
-    def _sample(self, record: Mapping[str, Any], location: str) -> Sample:
-        try:
-            pair = self._pair(record)
-            if pair[0] == pair[1]:
-                raise ValueError("chosen and rejected are the same")
-            replies = [self._reply(record, *each) for each in pair]
-        except ValueError as error:
-            raise BadSampleError(f"{location}: {error}") from error
+    def _sample(self, record: Mapping[str, Any]) -> Sample:
+        pair = self._pair(record)
+        if pair[0] == pair[1]:
+            raise ValueError("chosen and rejected are the same")
+        replies = [self._reply(record, *each) for each in pair]
         return {"replies": replies, "adds_end": replies[0]["adds_end"]}
 
     def _pair(self, record: Mapping[str, Any]) -> list[tuple[Any, Any]]:
