@@ -28,9 +28,10 @@ from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
 from t2tp.problems.codec import Codec
 from t2tp.problems.data import batch_stream
-from t2tp.problems.data.columns import Column, open_columns
+from t2tp.problems.data.columns import Column
 from t2tp.problems.data.manifest import DamagedDataError, Manifest
 from t2tp.problems.data.row_index import IndexDirectory, check_indexes
+from t2tp.problems.data.shards import shard_name
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.metrics import compute
 from t2tp.problems.prepare import prepare, prepared
@@ -349,9 +350,12 @@ class Problem(Preparable):
         ]
         if missing:
             raise DamagedDataError(f"{directory} has no {missing[0]} of {self.name}: make it again")
-        dtypes = {column: np.dtype(dtype) for column, dtype in manifest.columns.items()}
         sizes = manifest.splits[split]
-        columns = open_columns(directory, split, sizes.shards, dtypes, ids)
+        shards = [shard_name(split, shard, sizes.shards) for shard in range(sizes.shards)]
+        columns = {
+            name: Column([directory / f"{each}.{name}" for each in shards], dtype, ids.get(name))
+            for name, dtype in manifest.columns.items()
+        }
         for name, column in columns.items():
             wanted = sizes.examples, sizes.values.get(name)
             if not column.size or (len(column), column.size) != wanted:

@@ -72,20 +72,17 @@ class CheckedFile:
 
     def _checked(self, index: Any) -> np.ndarray:
         if self._some_unchecked:
-            self._check(self._blocks(index), self._array.view(np.uint8).data)
+            blocks = self._touched(index, self._block_bytes)
+            self._check(self._unchecked(blocks), self._array.view(np.uint8).data)
         return self._array[index]
 
     def _fetch(self, index: Any) -> None:
         """Fetches the chunks that an index touches, if the file is in an object store."""
         if self._cached is None:
             return
-        size, chunk_bytes = self._array.itemsize, ranges.CHUNK_BYTES
-        if isinstance(index, slice):
-            begin, end, _ = index.indices(len(self))
-            chunks = range(begin * size // chunk_bytes, -(-end * size // chunk_bytes))
-        else:
-            chunks = np.unique(np.asarray(index) * size // chunk_bytes).tolist()
-        for chunk in self._cached.fetch(chunks):
+        chunk_bytes = ranges.CHUNK_BYTES
+        chunks = np.unique(self._touched(index, chunk_bytes))
+        for chunk in self._cached.fetch(chunks.tolist()):
             begin = chunk * chunk_bytes // self._block_bytes
             self._is_unchecked[begin : begin + chunk_bytes // self._block_bytes] = True
             self._some_unchecked = bool(len(self._crc32))
@@ -105,40 +102,33 @@ class CheckedFile:
             below, above = self[np.maximum(indices - 1, 0)], self[np.minimum(indices, last)]
             is_right = ((indices == 0) | (below <= values)) & ((indices > last) | (above > values))
             if not is_right.all():  # a damaged block misled the search: find it
-                self.whole()
+                self[:]
         return indices
-
-    def whole(self) -> np.ndarray:
-        """Returns all numbers."""
-        return self[:]
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Reads a range of numbers from the file, because mapped pages would count as memory."""
-        first, last = self._blocks_of(begin, end)
+        blocks = self._touched(slice(begin, end), self._block_bytes)
+        first, last = int(blocks[0]), int(blocks[-1]) + 1
         with self._lock, self._content.open("rb") as file:
             self._fetch(slice(begin, end))
             file.seek(first * self._block_bytes)
             contents = file.read((last - first) * self._block_bytes)
         if self._some_unchecked:
-            self._check(self._unchecked(first, last), contents, first)
+            self._check(self._unchecked(blocks), contents, first)
         size = self._array.itemsize
         skipped = begin * size - first * self._block_bytes
         return np.frombuffer(contents, self._array.dtype, end - begin, skipped)
 
-    def _blocks_of(self, begin: int, end: int) -> tuple[int, int]:
-        """Returns the first block of a range of numbers, and the block after the last one."""
+    def _touched(self, index: Any, block_bytes: int) -> np.ndarray:
+        """Returns the blocks that an index touches, in any order, possibly several times."""
         size = self._array.itemsize
-        return begin * size // self._block_bytes, -(-end * size // self._block_bytes)
-
-    def _unchecked(self, first: int, last: int) -> np.ndarray:
-        return first + np.flatnonzero(self._is_unchecked[first:last])
-
-    def _blocks(self, index: Any) -> np.ndarray:
-        """Returns the unverified blocks that an index touches."""
         if isinstance(index, slice):
-            begin, end, _ = index.indices(len(self._array))
-            return self._unchecked(*self._blocks_of(begin, end))
-        blocks = np.asarray(index) * self._array.itemsize // self._block_bytes
+            begin, end, _ = index.indices(len(self))
+            return np.arange(begin * size // block_bytes, -(-end * size // block_bytes))
+        return np.asarray(index) * size // block_bytes
+
+    def _unchecked(self, blocks: np.ndarray) -> np.ndarray:
+        """Returns each of the blocks that is not verified yet."""
         return np.unique(blocks[self._is_unchecked[blocks]])
 
     def _check(self, blocks: np.ndarray, contents: bytes | memoryview, first: int = 0) -> None:

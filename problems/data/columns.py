@@ -6,7 +6,7 @@ through all shards. Blocks are verified when they are read; see `checked_file.py
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 from t2tp.problems.data.checked_file import CheckedFile
 from t2tp.problems.data.manifest import CHECKS_END, DamagedDataError
 from t2tp.problems.data.row_plan import ranges
-from t2tp.problems.data.shards import OFFSET, Checks, read_checks, shard_name
+from t2tp.problems.data.shards import OFFSET, Checks, read_checks
 
 
 class Column:
@@ -151,7 +151,7 @@ class Column:
     @cached_property
     def lengths(self) -> np.ndarray:
         """The length of each example: int64 [examples]."""
-        return np.concatenate([np.diff(begins.whole()) for begins in self._begins])
+        return np.concatenate([np.diff(begins[:]) for begins in self._begins])
 
     def counts(self, size: int, at_once: int = 1 << 22) -> np.ndarray:
         """Returns the frequency of each number below `size` among the values: int64 [size].
@@ -196,31 +196,6 @@ class Column:
             inside = slice(cuts[shard], cuts[shard + 1])
             result[order[inside]] = take(shard, ordered[inside] - first[shard])
         return result.reshape(numbers.shape)
-
-
-def open_columns(
-    directory: Path,
-    split: str,
-    shards: int,
-    dtypes: Mapping[str, np.dtype],
-    ids: Mapping[str, int] | None = None,
-) -> dict[str, Column]:
-    """Opens the columns of a split.
-
-    Args:
-      directory: the data.
-      split: the split.
-      shards: number of the split's shards.
-      dtypes: dtype of each column's values.
-      ids: number of ids of the columns that consist of ids.
-    """
-    names = [shard_name(split, shard, shards) for shard in range(shards)]
-    return {
-        column: Column(
-            [directory / f"{name}.{column}" for name in names], dtype, (ids or {}).get(column)
-        )
-        for column, dtype in dtypes.items()
-    }
 
 
 def _open(
