@@ -33,7 +33,6 @@ from t2tp.problems.data.manifest import DamagedDataError, Manifest
 from t2tp.problems.data.row_index import IndexDirectory, check_indexes
 from t2tp.problems.data.shards import shard_name
 from t2tp.problems.generated_images import GeneratedImages
-from t2tp.problems.metrics import compute
 from t2tp.problems.prepare import prepare, prepared
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
@@ -142,7 +141,7 @@ class Problem(Preparable):
         return batch_stream.ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
     def counts(self, batch: batch_stream.Batch) -> dict[str, float]:
-        """Returns the counts of a batch that `metrics` needs in addition to the model's counts."""
+        """Returns the counts of a batch that metrics need in addition to the model's counts."""
         return {}
 
     # Inputs and outputs of the problem's models. The defaults follow from `features`.
@@ -192,18 +191,6 @@ class Problem(Preparable):
         for name, value in self.hparams_changes.items():
             if name in hparams.values():
                 hparams.set(name, value)
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns the evaluation metrics by the names in `metric_names`.
-
-        Args:
-          sums: what the model counts and what `counts` returns, each summed over all batches; see
-            `metrics.METRICS`.
-
-        Raises:
-          ValueError: a sum that a metric needs is missing, or no token was predicted.
-        """
-        return compute(self.metric_names, sums)
 
     def decode_metrics(
         self, predictions: Sequence[str], references: Sequence[str]

@@ -7,7 +7,7 @@ import os
 from absl import logging
 
 from t2tp.checkpoint import BestMetric
-from t2tp.problems.metrics import possible, reported, why_not
+from t2tp.problems.metrics import compute, possible, reported, why_not
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.summaries import SummaryWriter
@@ -78,7 +78,7 @@ class SplitEvaluation:
         names = self._spec.problem.metric_names
         computable = possible(names, sums)
         if not computable:
-            return self._spec.problem.metrics(sums)  # Raises an error that names the missing sums.
+            return compute(names, sums)  # Raises an error that names the missing sums.
         absent = [name for name in names if name not in computable]
         if absent and not self._is_warned:
             reason = why_not(absent, sums, f"the model {self._spec.model}")
