@@ -26,7 +26,6 @@ from t2tp.problems.data.sample import Sample, Samples, StoredExample
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
 from t2tp.problems.prepare.open_samples import OpenSamples
-from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.shared_vocabulary import agree, make_shared_vocabulary, sharing
@@ -133,20 +132,9 @@ class Mixture(Problem):
         """Returns the defaults of all problems' options."""
         return self._dotted(lambda part: part.default_generation_options())
 
-    def _prepare(
-        self,
-        data_dir: AnyPath,
-        tmp_dir: AnyPath | None,
-        overwrite: bool,
-        settings: GenerationSettings,
-    ) -> Manifest:
-        """Prepares the mixture's own data, or the data of its problems."""
-        if self._sharing:
-            super()._prepare(data_dir, tmp_dir, overwrite, settings)
-        else:
-            for part in self.parts:
-                part._prepare(data_dir, tmp_dir, overwrite, settings)
-        return self.check_prepared(data_dir)
+    def with_own_data(self) -> Sequence[Problem]:
+        """Returns the mixture if it has its own data, or else its problems."""
+        return [self] if self._sharing else self.parts
 
     def data_dependencies(self) -> dict[str, Any]:
         """Returns the problems' dependencies and `_shares_rule`."""
@@ -347,9 +335,6 @@ def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -
     """
     names, schedule = read_name(name)
     pieces = split_at_commas(options) if options.strip() else []
-    is_own = [each.partition("=")[0].strip() in _OPTIONS for each in pieces]
-    own, others = (
-        ",".join(each for each, own in zip(pieces, is_own, strict=True) if own == wanted)
-        for wanted in (True, False)
-    )
-    return Mixture(name, find_parts(name, names, others, find), schedule, own)
+    own = [each for each in pieces if each.partition("=")[0].strip() in _OPTIONS]
+    others = [each for each in pieces if each not in own]
+    return Mixture(name, find_parts(name, names, others, find), schedule, ",".join(own))

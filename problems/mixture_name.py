@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from t2tp.hparam_types import split_at_commas
 from t2tp.problems.data.mixture_stream import Stage
 from t2tp.problems.problem import Problem
 from t2tp.suggestions import nearest
@@ -83,7 +82,7 @@ def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -
 
 
 def find_parts(
-    name: str, names: Sequence[str], options: str, find: Callable[[str, str], Problem]
+    name: str, names: Sequence[str], options: Sequence[str], find: Callable[[str, str], Problem]
 ) -> list[Problem]:
     """Returns the problems of a mixture, each with its options.
 
@@ -95,7 +94,7 @@ def find_parts(
     """
     own: dict[str, list[str]] = {each: [] for each in names}
     common: list[str] = []
-    for piece in map(str.strip, split_at_commas(options) if options.strip() else []):
+    for piece in map(str.strip, options):
         owners = [each for each in names if piece.startswith(f"{each}.")]
         if owners:
             owner = max(owners, key=len)

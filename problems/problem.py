@@ -235,20 +235,15 @@ class Problem(Preparable):
           OSError: the directory cannot be written.
         """
         settings = GenerationSettings(num_shards, num_workers, max_bad_samples, beam)
-        return self._prepare(data_dir, tmp_dir, overwrite, settings)
+        for problem in self.with_own_data():
+            directory = problem.directory(data_dir)
+            if overwrite or not directory.exists():
+                prepare.build(problem, directory, tmp_dir, overwrite, settings)
+        return self.check_prepared(data_dir)
 
-    def _prepare(
-        self,
-        data_dir: AnyPath,
-        tmp_dir: AnyPath | None,
-        overwrite: bool,
-        settings: GenerationSettings,
-    ) -> Manifest:
-        directory = self.directory(data_dir)
-        if directory.exists() and not overwrite:
-            return self.check_prepared(data_dir)
-        manifest = prepare.build(self, directory, tmp_dir, overwrite, settings)
-        return manifest or self.check_prepared(data_dir)
+    def with_own_data(self) -> Sequence[Problem]:
+        """Returns the problems whose data `prepare` makes."""
+        return [self]
 
     def digest(self, data_dir: AnyPath) -> str:
         """Returns a digest that identifies the data: a SHA-256 of the files' checksums."""

@@ -76,6 +76,11 @@ class SplitSizes:
         """The number of tokens of the targets, EOS included."""
         return self.values["targets"]
 
+    @property
+    def bad(self) -> int:
+        """The number of unusable samples."""
+        return self.skipped.get(BAD, 0)
+
     def __add__(self, other: SplitSizes) -> SplitSizes:
         return SplitSizes(
             self.examples + other.examples,

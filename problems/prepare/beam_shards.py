@@ -23,9 +23,8 @@ from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from t2tp.problems.prepare.settings import BeamSettings
-from t2tp.problems.prepare.shard_workers import Builder
-from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
-from t2tp.quiet import quiet_import
+from t2tp.problems.prepare.shard_workers import Builder, unpickled
+from t2tp.problems.user_dir import imported_user_dirs
 
 # The directory of one attempt at a shard.
 _ATTEMPT = ".attempt-"
@@ -68,10 +67,7 @@ class _MakeShard(beam.DoFn):
 
     def setup(self) -> None:
         """Opens the samples and the encoder for all shards of the worker."""
-        with quiet_import():  # a user's directory may import TensorFlow
-            for directory in self._user_dirs:
-                import_user_dir(directory)
-            self._builder = pickle.loads(self._pickled)
+        self._builder = unpickled(self._pickled, self._user_dirs)
 
     def process(self, element: bytes) -> Iterator[None]:
         """Makes a shard."""

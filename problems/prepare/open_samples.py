@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,11 @@ _SPOOLED = ".samples"
 class OpenSamples:
     """The samples of a problem's splits; the first call for a split opens the split's samples.
 
-    `scratch` is the directory of downloads.
+    Attributes:
+      problem: the problem.
+      directory: directory in which its data are being made.
+      scratch: directory of its downloads.
+      settings: settings of the generation.
     """
 
     def __init__(
@@ -35,32 +40,57 @@ class OpenSamples:
     ):
         self.scratch = scratch
         self.settings = settings
-        self._problem = problem
-        self._directory = directory
+        self.problem = problem
+        self.directory = directory
         self._opened: dict[str, Samples] = {}
         self._inside: dict[Path, OpenSamples] = {}
 
     def __call__(self, split: str) -> ShuffledSamples:
         """Returns the samples of a split; all splits share a counter of bad samples."""
-        return ShuffledSamples(self._open(split), split, self._bad)
+        return ShuffledSamples(self.open(split), split, self._bad)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the arguments; the process that receives them opens the samples again."""
+        return OpenSamples, (self.problem, self.directory, self.scratch, self.settings)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """The number of samples of each split; raises ValueError if a split has none."""
-        counts = {split: len(self._open(split)) for split in self._problem.splits}
+        counts = {split: len(self.open(split)) for split in self.problem.splits}
         for split, count in counts.items():
             if not count:
-                raise ValueError(f"{self._problem.name} has no samples for its split {split}")
+                raise ValueError(f"{self.problem.name} has no samples for its split {split}")
         return counts
 
     @cached_property
-    def _bad(self) -> BadSamples:
-        return BadSamples(self._problem.name, self.settings.bad_limit(self.counts))
+    def bad_limit(self) -> int:
+        """The max number of bad samples of all splits."""
+        return self.settings.bad_limit(self.counts)
 
-    def _open(self, split: str) -> Samples:
-        if split not in self._opened:
-            self._opened[split] = open_samples(self._problem, split, self._directory, self.scratch)
-        return self._opened[split]
+    @cached_property
+    def _bad(self) -> BadSamples:
+        return BadSamples(self.problem.name, self.bad_limit)
+
+    def open(self, split: str) -> Samples:
+        """Returns the samples of a split; samples from a generator are written to disk first.
+
+        Raises:
+          ValueError: the problem's `samples` returned something that is not iterable.
+        """
+        if split in self._opened:
+            return self._opened[split]
+        spooled = self.directory / _SPOOLED / split
+        if not spooled.exists():
+            samples = self.problem.samples(split, self.directory, self.scratch)
+            if isinstance(samples, Samples):
+                return self._opened.setdefault(split, samples)
+            if not isinstance(samples, Iterable):
+                raise ValueError(
+                    f"{self.problem.name}: samples({split!r}) returned {samples!r}; give a list, "
+                    "or what has a length and any sample by its number, or a generator"
+                )
+            _spool(samples, spooled)
+        return self._opened.setdefault(split, _Spooled(spooled))
 
     def inside(self, part: Preparable, directory: Path) -> OpenSamples:
         """Returns the samples of one of a mixture's problems; see `Preparable.parts_in`."""
@@ -69,31 +99,8 @@ class OpenSamples:
         )
 
 
-def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path) -> Samples:
-    """Opens the samples of a split; samples from a generator are written to disk first.
-
-    `tmp_dir` is the directory of the problem's downloads.
-
-    Raises:
-      ValueError: the problem's `samples` returned something that is not iterable.
-    """
-    spooled = directory / _SPOOLED / split
-    if spooled.exists():
-        return _Spooled(spooled)
-    samples = problem.samples(split, directory, tmp_dir)
-    if isinstance(samples, Samples):
-        return samples
-    if not isinstance(samples, Iterable):
-        raise ValueError(
-            f"{problem.name}: samples({split!r}) returned {samples!r}; give a list, or what has "
-            "a length and any sample by its number, or a generator"
-        )
-    _spool(samples, spooled)
-    return _Spooled(spooled)
-
-
 def remove_spooled(directory: Path) -> None:
-    """Removes the samples that `open_samples` has written below a directory."""
+    """Removes the samples that `OpenSamples` has written below a directory."""
     for spooled in [*directory.rglob(_SPOOLED)]:
         shutil.rmtree(spooled)
 

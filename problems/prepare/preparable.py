@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from t2tp.problems.data.sample import Sample, Samples, StoredExample
+from t2tp.problems.prepare.settings import BeamSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 
 
@@ -22,9 +23,11 @@ class Preparable(abc.ABC):
 
     Attributes:
       splits: the names of the splits, the training split first.
+      beam: settings for TFDS datasets that `download` generates with Beam; None: Beam's defaults.
     """
 
     splits: tuple[str, ...]
+    beam: BeamSettings | None = None
 
     @property
     @abc.abstractmethod

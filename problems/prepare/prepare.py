@@ -1,19 +1,20 @@
 """Prepares a problem's data: a directory with the vocabulary, the shards and, last, a manifest.
 
 `build` creates a temporary directory, and renames it when it is complete. An attempt (`_attempt`)
-fills the directory (`_fill`) with shards (`_make_shards`) or, for a mixture, with the directories
-of its problems (`_fill_parts`). Then it writes the manifest (`_write_manifest`). `preparable.py`
-lists the methods of the problem that these functions call.
+fills the directory (`_fill`) with shards or, for a mixture, with the directories of its problems.
+Then it writes the manifest. `preparable.py` lists the methods of the problem that these functions
+call.
 """
 
 import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
+from operator import add
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -23,28 +24,12 @@ from t2tp.problems.data.manifest import Dtype, FileState, Manifest, SplitSizes
 from t2tp.problems.data.shards import finished_names, read_checks
 from t2tp.problems.prepare.open_samples import OpenSamples, remove_spooled
 from t2tp.problems.prepare.preparable import Preparable
-from t2tp.problems.prepare.settings import GenerationSettings, beam_for_downloads
+from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.shard_generation import ChangedSourcesError, make_shards
 from t2tp.typed_files import convert
 
 # Max number of bad samples that warnings name.
 _NAMED = 10
-
-
-class _DirectoryContents(NamedTuple):
-    """The contents of a directory, for its manifest.
-
-    Attributes:
-      vocabulary: name of the vocabulary's file; "" without a vocabulary.
-      provenance: see `Manifest.origin`.
-      files: files whose state is known; other files are read to compute the digest.
-    """
-
-    vocabulary: str
-    provenance: dict[str, Any]
-    columns: Mapping[str, np.dtype]
-    splits: dict[str, SplitSizes]
-    files: Mapping[str, FileState]
 
 
 def build(
@@ -53,13 +38,10 @@ def build(
     tmp_dir: str | PathLike[str] | None,
     overwrite: bool,
     settings: GenerationSettings,
-) -> Manifest | None:
+) -> None:
     """Generates a problem's data atomically.
 
     `tmp_dir` and `overwrite` are as for `Problem.prepare`.
-
-    Returns:
-      The manifest of the directory; None if another process has generated the data meanwhile.
 
     Raises:
       ValueError, OSError: see `Problem.prepare`.
@@ -69,8 +51,8 @@ def build(
         settings.beam.check()
     problem.data_dependencies()  # raises early if the options are wrong
     with atomic_directory.exclusive_build(directory):
-        if directory.exists() and not overwrite:
-            return None
+        if directory.exists() and not overwrite:  # Another process has generated the data.
+            return
         logging.info("making the data of %s in %s", problem.name, directory)
         plan = plan_of(problem, settings, with_neighbours=True)
         # The comparison at the end leaves out other modules of the user's directory, for example a
@@ -88,7 +70,6 @@ def build(
                 raise ValueError(
                     f"the sources of {problem.name} changed while they were read: run again"
                 )
-    return Manifest.read(directory)
 
 
 def _has_shards(partial: Path) -> bool:
@@ -101,91 +82,58 @@ def _attempt(
     tmp_dir: str | PathLike[str] | None,
     settings: GenerationSettings,
 ) -> None:
-    """Completes the directory, from where earlier attempts stopped, and writes its manifest."""
+    """Completes the directory, from where earlier attempts stopped."""
     remove_spooled(partial)
     with atomic_directory.scratch_directory(partial, tmp_dir) as scratch:
-        contents = _fill(problem, partial, OpenSamples(problem, partial, scratch, settings))
-    _write_manifest(problem, partial, contents)
+        _fill(OpenSamples(problem, partial, scratch, settings))
 
 
-def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _DirectoryContents:
-    """Writes everything except the manifest into a directory."""
+def _fill(samples: OpenSamples) -> Manifest:
+    """Writes the directory of a problem or a mixture, its manifest last."""
+    problem, directory = samples.problem, samples.directory
     manifest.write_options(directory, problem.generation_options())
-    with beam_for_downloads(samples.settings.beam):
-        problem.download(directory, samples.scratch)
+    problem.beam = samples.settings.beam
+    problem.download(directory, samples.scratch)
     parts = problem.parts_in(directory)
     if not parts:
         _ = samples.counts  # An empty split raises now, before a vocabulary is trained.
     vocabulary = problem.make_vocabulary(directory, samples)
+    files: dict[str, FileState] = {}
     if parts:
-        return _fill_parts(problem, directory, parts, vocabulary, samples)
-    return _make_shards(problem, directory, vocabulary, samples)
-
-
-def _make_shards(
-    problem: Preparable, directory: Path, vocabulary: str, samples: OpenSamples
-) -> _DirectoryContents:
-    """Encodes the samples of all splits."""
-    sizes, files = make_shards(
-        problem, directory, samples.scratch, samples.counts, samples.settings
-    )
-    remove_spooled(directory)
-    _report_skipped(problem, sizes, _bad_samples(directory))
-    columns = problem.columns(directory)
-    provenance = problem.provenance(directory, samples.scratch)
-    return _DirectoryContents(vocabulary, provenance, columns, sizes, files)
-
-
-def _fill_parts(
-    problem: Preparable,
-    directory: Path,
-    parts: Mapping[Path, Preparable],
-    vocabulary: str,
-    samples: OpenSamples,
-) -> _DirectoryContents:
-    """Generates the data of each problem of a mixture, with the common vocabulary."""
-    contents = []
-    for part_dir, part in parts.items():
-        contents.append(_fill(part, part_dir, samples.inside(part, part_dir)))
-        _write_manifest(part, part_dir, contents[-1])
-    splits = {split: [each.splits[split] for each in contents] for split in problem.splits}
-    return _DirectoryContents(
-        vocabulary,
-        problem.provenance(directory, samples.scratch),
-        contents[0].columns,
-        {split: sum(rest, first) for split, (first, *rest) in splits.items()},
-        files={},
-    )
-
-
-def _write_manifest(problem: Preparable, directory: Path, contents: _DirectoryContents) -> None:
-    """Writes the manifest of a directory that is otherwise complete."""
-    files = dict(contents.files)
-    for name, path in _files_in(directory):
+        made = [_fill(samples.inside(part, part_dir)) for part_dir, part in parts.items()]
+        columns = made[0].columns
+        sizes = {
+            split: reduce(add, [each.splits[split] for each in made]) for split in problem.splits
+        }
+    else:
+        sizes, files = make_shards(samples)
+        remove_spooled(directory)
+        _report_skipped(problem, sizes, _bad_samples(directory))
+        dtypes = {name: np.dtype(each).str for name, each in problem.columns(directory).items()}
+        columns = convert(dtypes, dict[str, Dtype], problem.name, "columns")
+    for name, path in _files_in(directory, samples.scratch):
         if name not in files:
             files[name] = FileState.from_file(path)
-    Manifest(
+    made_manifest = Manifest(
         problem.name,
         problem.generation_options(),
-        contents.provenance,
+        problem.provenance(directory, samples.scratch),
         versions(),
-        convert(
-            {name: np.dtype(dtype).str for name, dtype in contents.columns.items()},
-            dict[str, Dtype],
-            problem.name,
-            "columns",
-        ),
-        contents.splits,
-        files[contents.vocabulary].sha256 if contents.vocabulary else "",
+        columns,
+        sizes,
+        files[vocabulary].sha256 if vocabulary else "",
         dict(sorted(files.items())),
-    ).write(directory)
+    )
+    made_manifest.write(directory)
+    return made_manifest
 
 
-def _files_in(directory: Path) -> Iterable[tuple[str, Path]]:
+def _files_in(directory: Path, scratch: Path) -> Iterable[tuple[str, Path]]:
     """Yields the names of the files that a manifest lists, with their paths."""
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if path.is_file() and name not in (atomic_directory.PLAN_FILE, manifest.FILE_NAME):
+        is_listed = name not in (atomic_directory.PLAN_FILE, manifest.FILE_NAME)
+        if is_listed and path.is_file() and scratch not in path.parents:
             yield name, path
 
 

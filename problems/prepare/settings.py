@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -39,24 +37,6 @@ class BeamSettings:
                 "beam_pipeline_options: multi_processing starts processes of this host: leave out"
                 " --beam_runner, and give their number by --num_workers"
             )
-
-
-_beam: ContextVar[BeamSettings | None] = ContextVar("beam", default=None)
-
-
-@contextlib.contextmanager
-def beam_for_downloads(beam: BeamSettings | None) -> Iterator[None]:
-    """Inside the context, `Problem.download` generates TFDS's Beam datasets with these settings."""
-    token = _beam.set(beam)
-    try:
-        yield
-    finally:
-        _beam.reset(token)
-
-
-def beam_of_downloads() -> BeamSettings | None:
-    """Returns the settings for datasets that are Beam pipelines; None: Beam's defaults."""
-    return _beam.get()
 
 
 @dataclass(frozen=True)

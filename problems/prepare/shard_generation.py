@@ -12,27 +12,18 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from pathlib import Path
-from typing import Any
 
 from t2tp.atomic_file import remove_unfinished
-from t2tp.problems.data.manifest import BAD, FileState, SplitSizes
+from t2tp.problems.data.manifest import FileState, SplitSizes
 from t2tp.problems.data.progress import ProgressBar
-from t2tp.problems.data.sample import (
-    NOT_THE_SAMPLES_FAULT,
-    BadSampleError,
-    Sample,
-    SkippedSampleError,
-    StoredExample,
-)
+from t2tp.problems.data.sample import BadSampleError, Sample, SkippedSampleError, StoredExample
 from t2tp.problems.data.shards import ShardWriter, finished, finished_names, shard_name
-from t2tp.problems.prepare.open_samples import open_samples
-from t2tp.problems.prepare.preparable import Preparable
-from t2tp.problems.prepare.settings import GenerationSettings
+from t2tp.problems.prepare.open_samples import OpenSamples
 from t2tp.problems.prepare.shard_workers import SampleReport, make_in_processes
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
@@ -89,14 +80,8 @@ class _Job:
         return end - begin
 
 
-def make_shards(
-    problem: Preparable,
-    directory: Path,
-    tmp_dir: Path,
-    sample_counts: Mapping[str, int],
-    settings: GenerationSettings,
-) -> tuple[dict[str, SplitSizes], dict[str, FileState]]:
-    """Generates the shards that `directory` does not have yet.
+def make_shards(samples: OpenSamples) -> tuple[dict[str, SplitSizes], dict[str, FileState]]:
+    """Generates the shards that the directory of the data does not have yet.
 
     Returns:
       The sizes of each split, and all files of the shards.
@@ -106,23 +91,27 @@ def make_shards(
       BadSampleError: too many samples are unusable; finished shards are kept.
       ChangedSourcesError: existing shards were made from another number of samples.
     """
+    problem, directory, settings = samples.problem, samples.directory, samples.settings
     jobs = [
         _Job(split, shard, shards, count)
-        for split, count in sample_counts.items()
+        for split, count in samples.counts.items()
         for shards in [_shards(split == problem.splits[0], count, settings.num_shards)]
         for shard in range(shards)
     ]
-    made = {job: record[0] for job in jobs if (record := finished(directory, job.name))}
+
+    def finished_jobs() -> dict[_Job, tuple[SplitSizes, dict[str, FileState]]]:
+        return {job: record for job in jobs if (record := finished(directory, job.name))}
+
+    made = finished_jobs()
     # The plan does not include the number of samples. Another number moves them between shards.
     if finished_names(directory) - {job.name for job in jobs} or any(
-        job.size != sizes.examples + sum(sizes.skipped.values()) for job, sizes in made.items()
+        job.size != sizes.examples + sum(sizes.skipped.values()) for job, (sizes, _) in made.items()
     ):
         raise ChangedSourcesError(
             f"{problem.name} had another number of samples before the interruption"
         )
-    num_bad = sum(sizes.skipped.get(BAD, 0) for sizes in made.values())
     todo = [job for job in jobs if job not in made]
-    builder = _ShardBuilder(problem, directory, tmp_dir, settings.bad_limit(sample_counts))
+    builder = _ShardBuilder(samples)
     total = sum(job.size for job in todo)
     # Beam has its own workers, so no local workers are started.
     requested = settings.num_workers if settings.beam is None else 1
@@ -138,45 +127,28 @@ def make_shards(
 
             make_with_beam(builder, todo, directory, settings.beam)
         elif num_workers > 1:
-            make_in_processes(
-                builder,
-                todo,
-                num_workers,
-                progress,
-                num_bad=lambda: sum(_num_bad(directory, job) for job in jobs),
-                is_made=lambda job: bool(finished(directory, job.name)),
-            )
+            make_in_processes(builder, todo, num_workers, progress, finished_jobs)
         else:
-            report = _LocalReport(progress, num_bad)
+            report = _LocalReport(progress, sum(sizes.bad for sizes, _ in made.values()))
             for job in todo:
                 builder.carry_out(job, report)
     remove_unfinished(directory)  # Files of workers that were killed.
-    sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}
-    files: dict[str, FileState] = {}
+    made = finished_jobs()
     for job in jobs:
-        record = finished(directory, job.name)
-        if record is None:
+        if job not in made:
             raise OSError(f"{directory / job.name} was written and cannot be read back")
-        sizes[job.split].append(record[0])
-        files |= record[1]
-    total_sizes = {split: reduce(add, parts) for split, parts in sizes.items()}
-    _check_bad(problem.name, total_sizes, settings.bad_limit(sample_counts))
-    return total_sizes, files
-
-
-def _num_bad(directory: Path, job: _Job) -> int:
-    record = finished(directory, job.name)
-    return record[0].skipped.get(BAD, 0) if record else 0
-
-
-def _check_bad(problem: str, sizes: Mapping[str, SplitSizes], limit: int) -> None:
-    """Raises BadSampleError if too many samples are bad; Beam's workers cannot check this."""
-    num_bad = sum(each.skipped.get(BAD, 0) for each in sizes.values())
+    sizes = {
+        split: reduce(add, [part for job, (part, _) in made.items() if job.split == split])
+        for split in samples.counts
+    }
+    # Beam's workers cannot check the number of all bad samples.
+    num_bad, limit = sum(each.bad for each in sizes.values()), samples.bad_limit
     if num_bad > limit:
         raise BadSampleError(
-            f"{num_bad} samples of {problem} are bad, and at most {limit} may be:"
+            f"{num_bad} samples of {problem.name} are bad, and at most {limit} may be:"
             " --max_bad_samples changes the limit"
         )
+    return sizes, {name: state for _, files in made.values() for name, state in files.items()}
 
 
 def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
@@ -187,46 +159,41 @@ def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
 
 
 class _ShardBuilder:
-    """Generates shards. It can be pickled; the receiving process opens the samples again."""
+    """Generates shards. It is pickled before it has carried out a job."""
 
-    def __init__(self, problem: Preparable, directory: Path, tmp_dir: Path, bad_limit: int):
-        self._problem = problem
-        self._directory = directory
-        self._tmp_dir = tmp_dir
-        self._bad_limit = bad_limit
-        self._samples: dict[str, ShuffledSamples] = {}
-        self._encode: Callable[[Sample], StoredExample] | None = None
+    def __init__(self, samples: OpenSamples):
+        self._samples = samples
+        self._bad_limit = samples.bad_limit
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without open samples, which cannot be pickled."""
-        return {**self.__dict__, "_samples": {}, "_encode": None}
+    @cached_property
+    def _encode(self) -> Callable[[Sample], StoredExample]:
+        return self._samples.problem.encoder(self._samples.directory)
 
     def carry_out(self, job: _Job, report: SampleReport, directory: Path | None = None) -> None:
         """Generates a shard in `directory` if given, else in the directory of all shards."""
-        if self._encode is None:
-            self._encode = self._problem.encoder(self._directory)
-        bad = BadSamples(self._problem.name, self._bad_limit, report.bad_sample)
-        dtypes = self._problem.columns(self._directory)
-        with ShardWriter(directory or self._directory, job.name, dtypes) as writer:
-            for number, read in self._reads(job, report):
-                sample = None
-                try:
-                    sample = read()
-                    writer.add(*self._encode(sample))
-                except SkippedSampleError as reason:
-                    writer.skip(str(reason))
-                except NOT_THE_SAMPLES_FAULT:
-                    raise
-                except Exception as error:  # a user's problem raises any type
-                    writer.skip_bad(bad.add(job.split, number, error, sample))
+        problem, data = self._samples.problem, self._samples.directory
+        bad = BadSamples(problem.name, self._bad_limit, report.bad_sample)
+        samples = ShuffledSamples(self._samples.open(job.split), job.split, bad)
+        encode = self._encode
+        with ShardWriter(directory or data, job.name, problem.columns(data)) as writer:
+            outcomes = samples.outcomes(lambda sample: writer.add(*encode(sample)), *job.positions)
+            for done, outcome in enumerate(outcomes, 1):
+                if isinstance(outcome, BadSampleError):
+                    writer.skip_bad(str(outcome))
+                elif isinstance(outcome, SkippedSampleError):
+                    writer.skip(str(outcome))
+                if done % _REPORT_EVERY == 0:
+                    report.samples(_REPORT_EVERY)
+        report.samples(job.size % _REPORT_EVERY)
 
     def workers_worth(self, jobs: Sequence[_Job], total: int) -> int:
         """Estimates the useful number of processes from the encoding time of some samples."""
         if default_workers() == 1 or not jobs:
             return 1
-        encode = self._problem.encoder(self._directory)
+        samples = ShuffledSamples(self._samples.open(jobs[-1].split))
+        encode = self._samples.problem.encoder(self._samples.directory)
         num_tried, start = 0, time.monotonic()
-        for _, read in itertools.islice(self._reads(jobs[-1], None), _TRIED_SAMPLES):
+        for _, read in itertools.islice(samples.part(*jobs[-1].positions), _TRIED_SAMPLES):
             with contextlib.suppress(Exception):  # reported when the shard is made
                 encode(read())
             num_tried += 1
@@ -234,23 +201,6 @@ class _ShardBuilder:
                 break
         seconds = (time.monotonic() - start) * total / num_tried
         return max(1, min(default_workers(), int(seconds / _WORKER_SECONDS)))
-
-    def _reads(
-        self, job: _Job, report: SampleReport | None
-    ) -> Iterator[tuple[int, Callable[[], Sample]]]:
-        """Yields each sample's number, and a function that reads it; reports progress."""
-        if job.split not in self._samples:
-            samples = open_samples(self._problem, job.split, self._directory, self._tmp_dir)
-            self._samples[job.split] = ShuffledSamples(samples)
-        unreported = 0
-        for number_and_read in self._samples[job.split].part(*job.positions):
-            yield number_and_read
-            unreported += 1
-            if unreported == _REPORT_EVERY and report is not None:
-                report.samples(unreported)
-                unreported = 0
-        if report is not None:
-            report.samples(unreported)
 
 
 class _LocalReport:

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_any
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from absl import logging
 
+from t2tp.problems.data.manifest import SplitSizes
 from t2tp.problems.data.progress import ProgressBar
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
@@ -65,13 +66,11 @@ def make_in_processes(
     jobs: Sequence[Any],
     num_workers: int,
     progress: ProgressBar,
-    num_bad: Callable[[], int],
-    is_made: Callable[[Any], bool],
+    finished: Callable[[], Mapping[Any, tuple[SplitSizes, Any]]],
 ) -> None:
     """Carries out jobs in worker processes; repeats the jobs of a killed process.
 
-    `num_bad` returns the number of bad samples of finished shards, and `is_made` whether the shard
-    of a job is complete.
+    `finished` returns the finished jobs, and the sizes and files of their shards.
 
     Raises:
       ChildProcessError: workers were killed three times without finishing a shard in between.
@@ -80,10 +79,12 @@ def make_in_processes(
     while jobs:
         try:
             done_before = total - sum(job.size for job in jobs)
-            _make_until_death(builder, jobs, num_workers, progress, done_before, num_bad())
+            num_bad = sum(sizes.bad for sizes, _ in finished().values())
+            _make_until_death(builder, jobs, num_workers, progress, done_before, num_bad)
             return
         except BrokenProcessPool as error:
-            left = [job for job in jobs if not is_made(job)]
+            made = finished()
+            left = [job for job in jobs if job not in made]
             deaths = 1 if len(left) < len(jobs) else deaths + 1
             if deaths == _DEATHS:
                 raise ChildProcessError(
@@ -107,7 +108,7 @@ def _make_until_death(
     context = multiprocessing.get_context("spawn")
     report = _SharedReport(context, num_bad)
     # A worker imports users' directories first, because one may contain the problem's class.
-    arguments = (imported_user_dirs(), pickle.dumps(builder), report)
+    arguments = (pickle.dumps(builder), imported_user_dirs(), report)
     with ProcessPoolExecutor(
         num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments
     ) as pool:
@@ -127,12 +128,18 @@ def _make_until_death(
 _worker: tuple[Builder, _SharedReport]
 
 
-def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _SharedReport) -> None:
-    global _worker
+def unpickled(builder: bytes, user_dirs: Sequence[Path]) -> Builder:
+    """Unpickles a builder in a worker, where users' directories have not been imported."""
     with quiet_import():  # a user's directory may import TensorFlow
         for directory in user_dirs:
             import_user_dir(directory)
-        _worker = (pickle.loads(pickled_maker), report)
+        loaded: Builder = pickle.loads(builder)
+    return loaded
+
+
+def _begin_worker(builder: bytes, user_dirs: Sequence[Path], report: _SharedReport) -> None:
+    global _worker
+    _worker = (unpickled(builder, user_dirs), report)
     # A worker that outlives its parent could write into the next run's directory.
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -35,8 +35,8 @@ class BadSamples:
         self._count = count or (lambda: len(self._known))
         self._known: set[tuple[str, int]] = set()
 
-    def add(self, split: str, number: int, error: Exception, sample: Any = None) -> str:
-        """Counts a bad sample, unless it has been counted before; returns a message about it.
+    def add(self, split: str, number: int, error: Exception, sample: Any = None) -> BadSampleError:
+        """Counts a bad sample, unless it has been counted before; returns an error about it.
 
         `number` is the sample's index in the problem's own, unshuffled order.
 
@@ -47,7 +47,7 @@ class BadSamples:
         if not isinstance(error, BadSampleError):
             message = f"{self.problem}, {split}, sample {number}: {_reason(error, sample)}"
         if (split, number) in self._known:
-            return message
+            return BadSampleError(message)
         self._known.add((split, number))
         if (count := self._count()) > self.limit:
             if self.limit:
@@ -55,7 +55,7 @@ class BadSamples:
                     f"{count} samples are bad, and at most {self.limit} may be; the last: {message}"
                 )
             raise BadSampleError(message) from error
-        return message
+        return BadSampleError(message)
 
 
 def _reason(error: Exception, sample: Any) -> str:
@@ -91,25 +91,39 @@ class ShuffledSamples:
             for number in permute(positions, len(self), "documents").tolist():
                 yield number, partial(self._samples.__getitem__, number)
 
+    def outcomes(
+        self, use: Callable[[Sample], _T], begin: int, end: int
+    ) -> Iterator[_T | SkippedSampleError | BadSampleError]:
+        """Yields the result of `use` for each sample at positions `begin` to before `end`.
+
+        For a sample that is skipped or bad, yields the error instead.
+
+        Raises:
+          BadSampleError: too many samples are bad.
+        """
+        for number, read in self.part(begin, end):
+            sample = None
+            outcome: _T | SkippedSampleError | BadSampleError
+            try:
+                sample = read()
+                outcome = use(sample)
+            except SkippedSampleError as skipped:
+                outcome = skipped
+            except NOT_THE_SAMPLES_FAULT:
+                raise
+            except Exception as error:  # a user's problem raises any type
+                outcome = self._bad.add(self._split, number, error, sample)
+            yield outcome
+
     def each(self, use: Callable[[Sample], _T]) -> Iterator[_T]:
         """Yields the result of `use` for each sample that is not skipped or bad.
 
         Raises:
           BadSampleError: too many samples are bad.
         """
-        for number, read in self.part(0, len(self)):
-            sample = None
-            try:
-                sample = read()
-                result = use(sample)
-            except SkippedSampleError:
-                continue
-            except NOT_THE_SAMPLES_FAULT:
-                raise
-            except Exception as error:  # a user's problem raises any type
-                self._bad.add(self._split, number, error, sample)
-                continue
-            yield result
+        for outcome in self.outcomes(use, 0, len(self)):
+            if not isinstance(outcome, SkippedSampleError | BadSampleError):
+                yield outcome
 
     def __iter__(self) -> Iterator[Sample]:
         """Yields the samples that are not skipped or bad."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from t2tp.problems.data.sample import GeneratedSamples, Sample, Samples, SkippedSampleError
-from t2tp.problems.prepare.settings import beam_of_downloads
+from t2tp.problems.prepare.settings import BeamSettings
 from t2tp.quiet import errors_only, quiet_import
 
 if TYPE_CHECKING:  # importing it takes seconds, and only the generation of data needs it
@@ -47,6 +47,7 @@ class TfdsSource:
 
     dataset: str
     splits: tuple[str, ...]
+    beam: BeamSettings | None = None
     dataset_splits: ClassVar[Mapping[str, str]] = {
         "train": "train",
         "validation": "validation",
@@ -93,7 +94,7 @@ class TfdsSource:
         shown = nullcontext() if has_size else redirect_stdout(io.StringIO())
         with _one_sentence(builder.name, tmp_dir), _few_retries(), shown:
             builder.download_and_prepare(
-                download_dir=tmp_dir / "downloads", download_config=_download_config()
+                download_dir=tmp_dir / "downloads", download_config=_download_config(self.beam)
             )
         for leftover in Path(builder.data_dir).parent.glob("*incomplete*"):  # left by a killed run
             shutil.rmtree(leftover)
@@ -121,11 +122,10 @@ class TfdsSource:
         return {"dataset": info.full_name, "splits": splits}
 
 
-def _download_config() -> tfds.download.DownloadConfig:
+def _download_config(beam: BeamSettings | None) -> tfds.download.DownloadConfig:
     """Returns TFDS's settings for preparing a dataset, including Beam's."""
     tfds = import_tfds()
     config = tfds.download.DownloadConfig(try_download_gcs=False)
-    beam = beam_of_downloads()
     if beam is None:
         return config
     from apache_beam.options.pipeline_options import PipelineOptions
