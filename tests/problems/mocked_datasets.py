@@ -21,16 +21,15 @@ def english(seed: int, number: int) -> str:
 
 def example(builder: tfds.core.DatasetBuilder, number: int) -> dict[str, Any]:
     """Returns an example with the dataset's features; its texts are words."""
-    return made_up(builder.info.features, number)
+    return _made_up(builder.info.features, number)
 
 
-def made_up(features: tfds.features.FeaturesDict, number: int) -> dict[str, Any]:
-    """Returns generated values of features, including nested ones."""
+def _made_up(features: tfds.features.FeaturesDict, number: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for seed, (name, feature) in enumerate(features.items()):
         random = np.random.default_rng([seed, number])
         if isinstance(feature, tfds.features.FeaturesDict):
-            found[name] = made_up(feature, number)
+            found[name] = _made_up(feature, number)
         elif isinstance(feature, tfds.features.ClassLabel):
             found[name] = int(random.integers(feature.num_classes))
         elif isinstance(feature, tfds.features.Image):

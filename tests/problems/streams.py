@@ -42,12 +42,6 @@ class SomeSources(LanguagemodelPythonStdlibBytes):
         paths = sorted(self.source_dir().glob("*.py"))
         return [{"text": path.read_text()[:600]} for path in paths]
 
-    def download(self, directory, tmp_dir):
-        pass
-
-    def provenance(self, directory, tmp_dir):
-        return {}
-
 
 STREAMS = {
     "windows": ("some_sources", ""),

@@ -11,22 +11,17 @@ from tests.files import flip
 GOOD = b"".join(b"line %d\tZeile %d\n" % (n, n) for n in range(100))
 
 
-def sentence_of(code, stderr):
-    """Returns the error at the end of a run, without the log lines before it."""
-    assert code == 1, stderr
-    assert "Traceback" not in stderr
-    sentences = stderr.split("t2tp_datagen: ")
-    assert len(sentences) == 2
-    return sentences[1].strip()
-
-
 @pytest.fixture
 def failure(capfd):
-    """Runs t2tp_datagen; returns its error."""
+    """Runs t2tp_datagen; returns its error, without the log lines before it."""
 
     def of(*flags):
         code = programs.t2tp_datagen(["t2tp_datagen", *flags])
-        return sentence_of(code, capfd.readouterr().err)
+        stderr = capfd.readouterr().err
+        assert code == 1, stderr
+        assert "Traceback" not in stderr
+        _, sentence = stderr.split("t2tp_datagen: ")
+        return sentence.strip()
 
     return of
 

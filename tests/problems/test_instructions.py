@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -63,11 +64,14 @@ def written(tmp_path, records):
     return tmp_path / "data.jsonl"
 
 
-def prepared(tmp_path, records, tokenizer, **options):
+def prepared_records(name, tmp_path, records, tokenizer, **options):
     given = {"files": written(tmp_path, records), "vocabulary_from": tokenizer, **options}
-    problem = problems.find("instructions", ",".join(f"{k}={v}" for k, v in given.items()))
+    problem = problems.find(name, ",".join(f"{k}={v}" for k, v in given.items()))
     problem.prepare(tmp_path / "data")
     return problem
+
+
+prepared = partial(prepared_records, "instructions")
 
 
 def stored_examples(problem, data_dir, split):

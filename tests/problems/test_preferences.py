@@ -1,14 +1,12 @@
 """Preference data: every form of a record, packing, limits, and data that are refused."""
 
-import json
-
 import numpy as np
 import pytest
 
-from t2tp import problems
 from t2tp.problems.data.batch_stream import EMPTY
 from tests.huggingface.tiny_files import END, write_tokenizer
-from tests.problems.test_instructions import with_template
+from tests.problems.decoded import all_decoded
+from tests.problems.test_instructions import prepared_records, with_template
 
 pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
 
@@ -41,31 +39,18 @@ STORED = {
 }
 
 
-def prepared(tmp_path, records, template=True, **options):
+def prepared(tmp_path, records, **options):
     tokenizer = tmp_path / "tokenizer"
     if not tokenizer.exists():
         tokenizer.mkdir()
         write_tokenizer(tokenizer)
-        if template:
-            with_template(tokenizer)
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("".join(json.dumps(each) + "\n" for each in records))
-    given = {"files": file, "vocabulary_from": tokenizer, **options}
-    problem = problems.find("preferences", ",".join(f"{k}={v}" for k, v in given.items()))
-    problem.prepare(tmp_path / "data")
-    return problem
+    return prepared_records("preferences", tmp_path, records, with_template(tokenizer), **options)
 
 
 def decoded(problem, data_dir):
     """Returns prompt, chosen and rejected of all stored examples, without end tokens."""
-    found = set()
-    decode = problem.decoder(problem.directory(data_dir))
-    for split in problem.splits:
-        stored = problem.stored(data_dir, split)
-        for number in range(len(stored["targets"])):
-            pair = decode({name: column.example(number) for name, column in stored.items()})
-            found.add(tuple(pair[name].replace(END, "") for name in TEXTS))
-    return found
+    samples = all_decoded(problem, data_dir)
+    return {tuple(pair[name].replace(END, "") for name in TEXTS) for pair in samples}
 
 
 @pytest.mark.parametrize("form", FORMS)

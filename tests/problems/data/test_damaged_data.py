@@ -137,19 +137,17 @@ def test_the_digest_is_that_of_the_data_and_not_of_their_checks(data):
     assert problem.digest(data) == before
 
 
-CHANGES = [
-    lambda fields: fields["splits"]["train"].update(examples=7),
-    lambda fields: fields["columns"].update(targets="<i2"),
-    lambda fields: fields["options"].update(vocab_size=7),
-    lambda fields: fields["files"].popitem(),
-    lambda fields: fields.update(vocabulary=""),
-    lambda fields: fields.update(another=1),
-]
+CHANGES = {
+    "splits": lambda fields: fields["splits"]["train"].update(examples=7),
+    "columns": lambda fields: fields["columns"].update(targets="<i2"),
+    "options": lambda fields: fields["options"].update(vocab_size=7),
+    "files": lambda fields: fields["files"].popitem(),
+    "vocabulary": lambda fields: fields.update(vocabulary=""),
+    "another entry": lambda fields: fields.update(another=1),
+}
 
 
-@pytest.mark.parametrize(
-    "change", CHANGES, ids=["splits", "columns", "options", "files", "vocabulary", "another entry"]
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_manifest_that_was_edited_is_refused(data, change):
     path = problems.find("some_sources").directory(data) / "manifest.json"
     fields = json.loads(path.read_text())
@@ -159,39 +157,27 @@ def test_a_manifest_that_was_edited_is_refused(data, change):
         problems.find("some_sources").check_prepared(data)
 
 
-@pytest.fixture
-def directory(tmp_path):
+def test_a_manifest_that_is_written_is_read(tmp_path):
     (tmp_path / "small").write_bytes(b"abc")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "large").write_bytes(bytes(5 << 20))
-    files = {name: FileState.from_file(tmp_path / name) for name in ("small", "sub/large")}
+    files = {"small": FileState.from_file(tmp_path / "small")}
+    assert files["small"].sha256.startswith("ba7816bf")  # SHA-256 of "abc", from FIPS 180
     splits = {"train": SplitSizes(1, {"targets": 2}, 3)}
-    made = Manifest(
-        "p", {"o": 1}, {"from": "x"}, {"t2tp": "0"}, {"targets": "<u2"}, splits, "", files
-    )
+    columns, versions = {"targets": "<u2"}, {"t2tp": "0"}
+    made = Manifest("p", {"o": 1}, {"from": "x"}, versions, columns, splits, "", files)
     made.write(tmp_path)
-    return tmp_path
+    read = Manifest.read(tmp_path)
+    read.check(tmp_path)
+    assert read == made
 
 
-def test_what_is_written_is_read(directory):
-    manifest = Manifest.read(directory)
-    manifest.check(directory)
-    assert manifest.origin == {"from": "x"}
-    assert manifest.splits == {"train": SplitSizes(examples=1, values={"targets": 2}, bytes=3)}
-    assert (manifest.options, manifest.columns) == ({"o": 1}, {"targets": "<u2"})
-    assert list(manifest.files) == ["small", "sub/large"]
-    assert manifest.files["small"].sha256.startswith("ba7816bf")  # SHA-256 of "abc", from FIPS 180
+NO_MANIFESTS = {
+    **dict.fromkeys(["", "[]", "{}", '{"format": 2}', '{"format": 2, "splits": 3}'], ""),
+    '{"format": 1}': " has format 1, this version of t2tp reads 2",
+}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "splits": 3}'])
-def test_what_is_no_manifest_is_said(directory, text):
-    (directory / "manifest.json").write_text(text)
-    with pytest.raises(DamagedDataError, match=r"manifest\.json"):
-        Manifest.read(directory)
-
-
-def test_another_format_is_refused(directory):
-    fields = json.loads((directory / "manifest.json").read_text())
-    (directory / "manifest.json").write_text(json.dumps(fields | {"format": 1}))
-    with pytest.raises(DamagedDataError, match="has format 1, this version of t2tp reads 2"):
-        Manifest.read(directory)
+@pytest.mark.parametrize("text", NO_MANIFESTS)
+def test_what_is_no_manifest_is_said(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DamagedDataError, match=rf"manifest\.json{NO_MANIFESTS[text]}"):
+        Manifest.read(tmp_path)

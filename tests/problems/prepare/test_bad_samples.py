@@ -70,24 +70,17 @@ def test_the_vocabulary_is_made_without_bad_samples(tmp_path):
     assert first == second
 
 
-class PairsWith(OwnPairs):
-    """Five good pairs, and a pair that the constructor is given."""
-
-    def __init__(self, sample):
-        super().__init__([*GOOD[:5], sample])
-
-
-CASES = [
-    (PairsWith({"input": "a", "targets": "b"}), "no 'inputs', only 'input', 'targets'"),
-    (PairsWith({"inputs": 7, "targets": "b"}), "'inputs' is 7 .*int"),
-    (PairsWith({"inputs": "a", "targets": None}), "'targets' is None .*NoneType"),
-]
+CASES = {
+    "no 'inputs', only 'input', 'targets'": {"input": "a", "targets": "b"},
+    "'inputs' is 7 .*int": {"inputs": 7, "targets": "b"},
+    "'targets' is None .*NoneType": {"inputs": "a", "targets": None},
+}
 
 
-@pytest.mark.parametrize(("problem", "sentence"), CASES, ids=["key", "number", "None"])
-def test_samples_that_are_no_samples_are_named_with_their_problem(tmp_path, problem, sentence):
-    with pytest.raises(BadSampleError, match=f"^pairs_with, train, sample 5: .*{sentence}"):
-        problem.prepare(tmp_path)
+@pytest.mark.parametrize("sentence", CASES)
+def test_samples_that_are_no_samples_are_named_with_their_problem(tmp_path, sentence):
+    with pytest.raises(BadSampleError, match=f"^own_pairs, train, sample 5: .*{sentence}"):
+        OwnPairs([*GOOD[:5], CASES[sentence]]).prepare(tmp_path)
 
 
 def test_whatever_a_problem_raises_is_said_with_its_line(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Files of an interrupted preparation are reused, unless what they depend on has changed."""
 
+import importlib
 import itertools
 import sys
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_each_sample_comes_once_and_in_one_split(tmp_path):
         assert sorted(found) == sorted(expected)
 
 
-def test_other_code_of_the_problem_makes_the_data_again(tmp_path):
+def test_other_code_of_the_problem_makes_the_data_again(tmp_path, monkeypatch):
     """Only the code of the encoder changes; the samples stay the same."""
     code = tmp_path / "code"
     code.mkdir()
@@ -76,22 +77,16 @@ def test_other_code_of_the_problem_makes_the_data_again(tmp_path):
         "        return lambda s: encode({**s, 'inputs': 'MARK ' + s['inputs']})\n"
     )
 
+    monkeypatch.syspath_prepend(code)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
     def coded(mark):
         sys.modules.pop("coded_pairs", None)
         (code / "coded_pairs.py").write_text(text.replace("MARK", mark * len(mark)))
-        sys.path.insert(0, str(code))
-        try:
-            import coded_pairs
-        finally:
-            sys.path.remove(str(code))
-        return coded_pairs.CodedPairs()
+        return importlib.import_module("coded_pairs").CodedPairs()
 
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    try:
-        prepare_until(coded("old"), tmp_path / "data", 150, num_shards=3)
-        problem = coded("newer")
-    finally:
-        sys.dont_write_bytecode = before
+    prepare_until(coded("old"), tmp_path / "data", 150, num_shards=3)
+    problem = coded("newer")
     problem.prepare(tmp_path / "data", num_shards=3)
     samples = decoded(problem, tmp_path / "data")["train"]
     assert samples and all(sample["inputs"].startswith("newer") for sample in samples)

@@ -56,9 +56,6 @@ def served(archive: Callable[[str], bytes], directory: Path) -> Iterator[None]:
         yield
 
 
-DIGITS, TEST_DIGITS = 1150, 100
-
-
 def imdb_archive(url, damaged=""):
     files = {}
     for split in ("train", "test"):

@@ -67,17 +67,22 @@ def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
         problems.find("translate_tsv", "files=s3://b/*.tsv").prepare(tmp_path)
 
 
+def parallel_options(directory, train, validation):
+    """Returns the options for parallel files of these names, without their endings."""
+    return ",".join(
+        f"{prefix}{side}={directory}/{name}.{ending}"
+        for prefix, name in (("", train), ("validation_", validation))
+        for side, ending in (("inputs", "en"), ("targets", "de"))
+    )
+
+
 def test_parallel_files(tmp_path):
     for name in ("train", "held_out"):
         for language, word in (("en", "yes"), ("de", "ja")):
             lines = [f"{word} {name} {i}" for i in range(50)]
             (tmp_path / f"{name}.{language}").write_text("\n".join(lines))
-    options = ",".join(
-        f"{prefix}{side}={tmp_path}/{name}.{language}"
-        for prefix, name in (("", "train"), ("validation_", "held_out"))
-        for side, language in (("inputs", "en"), ("targets", "de"))
-    )
-    problem = problems.find("translate_textfiles", f"{options},{SMALL}")
+    options = f"{SMALL},{parallel_options(tmp_path, 'train', 'held_out')}"
+    problem = problems.find("translate_textfiles", options)
     manifest = problem.prepare(tmp_path / "data")
     assert [sizes.examples for sizes in manifest.splits.values()] == [50, 25, 25]
     for sample in all_decoded(problem, tmp_path / "data"):
@@ -217,12 +222,8 @@ def test_parallel_files_that_are_held_out_are_left_out_in_pairs(tmp_path):
     for number in range(5):
         for side in ("en", "de"):
             (tmp_path / f"{number}.{side}").write_text(f"{side} {number}\n" * 2)
-    options = ",".join(
-        f"{prefix}{name}={tmp_path}/{pattern}.{side}"
-        for prefix, pattern in (("", "*"), ("validation_", "[34]"))
-        for name, side in (("inputs", "en"), ("targets", "de"))
-    )
-    problem = problems.find("translate_textfiles", f"{options},vocab_size=268")
+    options = f"vocab_size=268,{parallel_options(tmp_path, '*', '[34]')}"
+    problem = problems.find("translate_textfiles", options)
     problem.prepare(tmp_path / "data")
     found = [tuple(sample.values()) for sample in all_decoded(problem, tmp_path / "data")]
     assert sorted(found[:6]) == [(f"en {n}", f"de {n}") for n in range(3) for _ in range(2)]
