@@ -88,7 +88,8 @@ class MixtureStream:
         self._schedule = schedule
         self._seed = seed
         self.batch_sizes = BatchSizes.of(batch_size)
-        # [stages]: the first row of each stage.
+        # [stages]: number of rows of each problem in a block; the first row of each stage.
+        self._parts = [np.array(stage.parts) for stage in schedule]
         self._first = [self.batch_sizes.rows_before(stage.step) for stage in schedule]
         # [stages, problems]: number of rows of each problem before each stage.
         self._before = np.zeros((len(schedule), len(source.sources)), np.int64)
@@ -124,7 +125,7 @@ class MixtureStream:
 
     def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns each row's problem, and how many earlier rows of the stage have this problem."""
-        parts = np.array(self._schedule[stage].parts)
+        parts = self._parts[stage]
         size = int(parts.sum())
         blocks, inside = np.divmod(rows, size)
         problem, before = np.empty_like(rows), np.empty_like(rows)
@@ -137,7 +138,7 @@ class MixtureStream:
 
     def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns each row's problem, and how many earlier rows of the block have this problem."""
-        parts = np.array(self._schedule[stage].parts)
+        parts = self._parts[stage]
         size = int(parts.sum())
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
         edges = np.cumsum(parts)
@@ -151,7 +152,7 @@ class MixtureStream:
 
     def _rows_of(self, stage: int, rows: int) -> np.ndarray:
         """Counts the rows of each problem among the first `rows` of a stage: int64 [problems]."""
-        parts = np.array(self._schedule[stage].parts)
+        parts = self._parts[stage]
         num_blocks, rest = divmod(rows, int(parts.sum()))
         problem, _ = self._block(stage, num_blocks)
         return num_blocks * parts + np.bincount(problem[:rest], minlength=len(parts))

@@ -132,16 +132,14 @@ def bucketed(texts: RowTexts, length: int) -> list[tuple[int, RowPlan]]:
 class _Counts:
     """Counts the examples that are too long for a row."""
 
-    def __init__(self, length: int):
-        self._length = length
-        self.examples = self.too_long = self.longest = 0
-        self.shortest: float = math.inf
+    examples = too_long = longest = 0
+    shortest: float = math.inf
 
-    def pieces(self, texts: RowTexts) -> Iterator[Piece]:
+    def pieces(self, texts: RowTexts, length: int) -> Iterator[Piece]:
         """Yields the lengths of texts in pieces, and counts the examples."""
         for first, lengths in texts.lengths():
             longest = lengths.max(0)
-            fits = longest <= self._length
+            fits = longest <= length
             self.examples += len(fits)
             self.too_long += int(len(fits) - fits.sum())
             self.shortest = min(self.shortest, int(longest.min()))
@@ -163,8 +161,8 @@ def _open(
     """
 
     def make(writer: IndexWriter) -> None:
-        counts = _Counts(length)
-        write(writer, counts.pieces(texts))
+        counts = _Counts()
+        write(writer, counts.pieces(texts, length))
         if reaction == "left out" and counts.too_long == counts.examples:
             raise ValueError(
                 f"none of the {counts.examples} examples of {texts.what} fits in length {length}: "

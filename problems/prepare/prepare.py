@@ -9,7 +9,7 @@ call.
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from operator import add
@@ -108,7 +108,7 @@ def _fill(samples: OpenSamples) -> Manifest:
     else:
         sizes, files = make_shards(samples)
         remove_spooled(directory)
-        _report_skipped(problem, sizes, _bad_samples(directory))
+        _report_skipped(problem, sizes, directory)
         dtypes = {name: np.dtype(each).str for name, each in problem.columns(directory).items()}
         columns = convert(dtypes, dict[str, Dtype], problem.name, "columns")
     for name, path in _files_in(directory, samples.scratch):
@@ -137,15 +137,9 @@ def _files_in(directory: Path, scratch: Path) -> Iterable[tuple[str, Path]]:
             yield name, path
 
 
-def _bad_samples(directory: Path) -> list[str]:
-    """Returns descriptions of the first bad samples of each shard."""
-    names = sorted(finished_names(directory))
-    return [which for name in names for which in read_checks(directory, name).bad]
-
-
-def _report_skipped(
-    problem: Preparable, sizes: Mapping[str, SplitSizes], bad_samples: Sequence[str]
-) -> None:
+def _report_skipped(problem: Preparable, sizes: Mapping[str, SplitSizes], directory: Path) -> None:
+    shards = sorted(finished_names(directory))
+    bad_samples = [which for shard in shards for which in read_checks(directory, shard).bad]
     for message in bad_samples[:_NAMED]:
         logging.warning("left out as it cannot be used: %s", message)
     for split, split_sizes in sizes.items():

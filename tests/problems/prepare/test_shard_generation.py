@@ -15,6 +15,7 @@ from t2tp import problems, registry
 from t2tp.problems.data.sample import GeneratedSamples, SkippedSampleError
 from t2tp.problems.prepare import shard_generation
 from t2tp.problems.user_dir import import_user_dir
+from t2tp.trainer.cli import programs
 from tests.files import limit_files
 from tests.patience import wait_until
 from tests.problems.prepare.few_digits import FewDigits, WatchedDigits
@@ -260,14 +261,14 @@ def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
     assert killed == whole
 
 
-def test_the_vocabulary_size_is_a_flag_and_inspect_shows_what_was_made(tmp_path):
+def test_the_vocabulary_size_is_a_flag_and_inspect_shows_what_was_made(tmp_path, capsys):
     (tmp_path / "a.tsv").write_text("".join(f"one {i}\teins {i}\n" for i in range(100)))
-    command = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", "--problem=translate_tsv"]
-    common = [f"--data_dir={tmp_path / 'data'}", f"--problem_options=files={tmp_path}/a.tsv"]
-    made = subprocess.run([*command, *common, "--vocab_size=280"], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    assert "train: 94 examples" in made.stdout
+    command = ["t2tp_datagen", "--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}"]
+    command += [f"--problem_options=files={tmp_path}/a.tsv"]
+    assert programs.t2tp_datagen([*command, "--vocab_size=280"]) == 0
+    assert "train: 94 examples" in capsys.readouterr().out
     assert len(problems.find("translate_tsv").vocabulary(tmp_path / "data")) == 280
-    shown = subprocess.run([*command, *common, "--inspect"], capture_output=True, text=True).stdout
+    assert programs.t2tp_datagen([*command, "--inspect"]) == 0
+    shown = capsys.readouterr().out
     assert "inputs: 'one " in shown and "targets: 'eins " in shown
     assert "on average" in shown and "padding in rows of a length" in shown
