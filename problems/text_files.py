@@ -179,10 +179,9 @@ class FileProblem(Problem):
                 logging.warning(f"{self.name}: left out of {split}, as they are held out: {files}")
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the dependencies, with the number and a fingerprint of the files."""
+        """Returns the dependencies, with a fingerprint of the files."""
         files = self._all_files(itertools.chain(*self._given().values()))
-        fingerprint = user_files.fingerprint(files)
-        return {**super().data_dependencies(), "files": len(files), "fingerprint": fingerprint}
+        return {**super().data_dependencies(), "files": user_files.fingerprint(files)}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
         """Records the state of the files; see `write_sources`."""

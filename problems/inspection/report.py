@@ -94,8 +94,7 @@ def padding_table(problem: Problem, columns: Mapping[str, Column], split: str) -
     The table is "" for problems without padding, such as image problems.
     """
     if isinstance(problem, PairProblem):
-        texts = {"inputs": columns["inputs"], "targets": columns["targets"]}
-        return _of_rows(RowTexts(texts, split, split), arranged=True)
+        return _of_rows(RowTexts(dict(columns), split, split), arranged=True)
     if isinstance(problem, Text2ClassProblem):
         return _of_rows(RowTexts({"inputs": columns["inputs"]}, split, split), arranged=False)
     if isinstance(problem, LanguageModelProblem):

@@ -10,9 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
-from operator import add
 from os import PathLike
 from pathlib import Path
 
@@ -100,10 +98,11 @@ def _fill(samples: OpenSamples) -> Manifest:
     vocabulary = problem.make_vocabulary(directory, samples)
     files: dict[str, FileState] = {}
     if parts:
-        made = [_fill(samples.inside(part, part_dir)) for part_dir, part in parts.items()]
-        columns = made[0].columns
+        first, *rest = [_fill(samples.inside(part, part_dir)) for part_dir, part in parts.items()]
+        columns = first.columns
         sizes = {
-            split: reduce(add, [each.splits[split] for each in made]) for split in problem.splits
+            split: sum((each.splits[split] for each in rest), first.splits[split])
+            for split in problem.splits
         }
     else:
         sizes, files = make_shards(samples)
@@ -114,7 +113,7 @@ def _fill(samples: OpenSamples) -> Manifest:
     for name, path in _files_in(directory, samples.scratch):
         if name not in files:
             files[name] = FileState.from_file(path)
-    made_manifest = Manifest(
+    made = Manifest(
         problem.name,
         problem.generation_options(),
         problem.provenance(directory, samples.scratch),
@@ -124,8 +123,8 @@ def _fill(samples: OpenSamples) -> Manifest:
         files[vocabulary].sha256 if vocabulary else "",
         dict(sorted(files.items())),
     )
-    made_manifest.write(directory)
-    return made_manifest
+    made.write(directory)
+    return made
 
 
 def _files_in(directory: Path, scratch: Path) -> Iterable[tuple[str, Path]]:
