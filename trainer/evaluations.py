@@ -1,6 +1,5 @@
 """Evaluates on a split of a problem and records the metrics."""
 
-import json
 import math
 import os
 
@@ -96,7 +95,7 @@ class SplitEvaluation:
         """Returns step -> metrics from the record of process 0, the same in all processes."""
         cluster = self._estimator.connect()
         record = list(self.record.by_step().items()) if cluster.is_main_process else []
-        return dict(json.loads(cluster.process_broadcast("evaluations", json.dumps(record))))
+        return dict(cluster.process_broadcast("evaluations", record))
 
     def log_best(self, goal: BestMetric) -> None:
         """Logs the step with the best metric, if there were several evaluations."""

@@ -1,7 +1,6 @@
 """`Experiment`: the schedules that train, evaluate and decode a run."""
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -328,10 +327,8 @@ class Experiment:
         except UnusableCheckpointError as error:
             problem = str(error)
         # If one process cannot restore the checkpoint, all must skip it.
-        outcomes = self.estimator.connect().process_allgather(
-            "restored", json.dumps([problem, save_id])
-        )
-        problems, save_ids = zip(*map(json.loads, outcomes), strict=True)
+        outcomes = self.estimator.connect().process_allgather("restored", [problem, save_id])
+        problems, save_ids = zip(*outcomes, strict=True)
         for each in filter(None, problems):
             logging.warning("not evaluated: %s", each)
             return False

@@ -7,7 +7,6 @@ variables. So a resumed training has the same launches as an undisturbed one.
 
 import contextlib
 import itertools
-import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,9 +122,7 @@ def sum_metrics(
             sums[name.removeprefix("metrics/")] += float(outputs[name])
         for name, number in counts.items():
             of_host[name] += number
-    reports = [
-        json.loads(each) for each in cluster.process_allgather("sums", json.dumps([sums, of_host]))
-    ]
+    reports = cluster.process_allgather("sums", [sums, of_host])
     # Program outputs are global sums in every process already; counts are not.
     total = defaultdict(float, reports[0][0])
     for _, counts in reports:

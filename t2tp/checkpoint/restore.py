@@ -1,6 +1,5 @@
 """Restores the same checkpoint in all processes, or in none."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,10 +34,8 @@ def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
 
     All processes call this function.
     """
-    identity = json.dumps([str(saved.path.absolute()), saved.step, saved.save_id])
-    first, *others = (
-        json.loads(each) for each in cluster.process_allgather("opened checkpoint", identity)
-    )
+    identity = str(saved.path.absolute()), saved.step, saved.save_id
+    first, *others = cluster.process_allgather("opened checkpoint", identity)
     for process_id, (path, step, save_id) in enumerate(others, start=1):
         if save_id != first[2]:
             raise DifferentCheckpointsError(
@@ -128,7 +125,7 @@ def _choose(
         except UnusableCheckpointError as error:
             failure = error
     message = [opened and [opened.step, opened.save_id], failure and str(failure)]
-    chosen, reason = json.loads(cluster.process_broadcast("checkpoint", json.dumps(message)))
+    chosen, reason = cluster.process_broadcast("checkpoint", message)
     if failure is not None:
         raise failure
     if reason is not None:
@@ -152,10 +149,10 @@ def _restore_choice(choice: _ChosenCheckpoint, variables: Variables, strict: boo
     except _ERRORS as error:
         severity = max(number for number, kind in enumerate(_ERRORS) if isinstance(error, kind))
         outcome = severity, str(error)
-    outcomes = variables.cluster.process_allgather("restored", json.dumps(outcome))
+    outcomes = variables.cluster.process_allgather("restored", outcome)
     failures = [
         (each[0], process_id, each[1])
-        for process_id, each in enumerate(map(json.loads, outcomes))
+        for process_id, each in enumerate(outcomes)
         if each is not None
     ]
     if failures:

@@ -5,9 +5,11 @@ devices only before it is initialized, so call `connect` before any TensorFlow o
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -72,33 +74,33 @@ class Cluster:
         """Whether this is process 0, which logs and writes for all."""
         return self.process_id == 0
 
-    def process_allgather(self, name: str, value: str, seconds: float | None = None) -> list[str]:
-        """Gathers one string per process; blocks until all processes have called.
+    def process_allgather(self, name: str, value: Any, seconds: float | None = None) -> list:
+        """Gathers one value per process; blocks until all processes have called.
 
         Args:
           name: name of this exchange. Calls with the same name must have the same order in all
             processes.
-          value: the string of this process.
+          value: the value of this process, which JSON can represent.
           seconds: how long to wait for the other processes. Default: `time_limit`.
 
         Returns:
-          The strings in process order.
+          The values in process order, as JSON returns them: a tuple becomes a list.
 
         Raises:
           MissingProcessError: a process has not called in time; the error names it.
         """
-        if self.coordination is None:
-            return [value]
-        return self.coordination.process_allgather(
-            name, value, self.time_limit if seconds is None else seconds
-        )
+        texts = [json.dumps(value)]
+        if self.coordination is not None:
+            seconds = self.time_limit if seconds is None else seconds
+            texts = self.coordination.process_allgather(name, texts[0], seconds)
+        return [json.loads(text) for text in texts]
 
     def barrier(self, name: str, seconds: float | None = None) -> None:
         """Blocks until all processes have called; arguments as for `process_allgather`."""
-        self.process_allgather(name, "", seconds)
+        self.process_allgather(name, None, seconds)
 
-    def process_broadcast(self, name: str, value: str) -> str:
-        """Returns process 0's string in all processes; arguments as for `process_allgather`."""
+    def process_broadcast(self, name: str, value: Any) -> Any:
+        """Returns process 0's value in all processes; arguments as for `process_allgather`."""
         return self.process_allgather(name, value)[0]
 
     def fail(self, error: BaseException) -> None:

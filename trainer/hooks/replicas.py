@@ -1,6 +1,5 @@
 """`--check_replicas_every`: stops a training whose devices disagree, before the step is saved."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -131,7 +130,7 @@ def name_wrong_device(
         what = f"Replayed from step {begun_from}, they differ again: {_describe(again, cluster)}."
         return ReplicaMismatchError(f"{error} {what}", error.step, error.mismatches)
     here = {pnum: _distance(x, variable.slice_of(pnum).numpy()) for pnum, x in before.items()}
-    parts = map(json.loads, cluster.process_allgather("distances", json.dumps(here)))
+    parts = cluster.process_allgather("distances", here)
     distances = {int(pnum): x for part in parts for pnum, x in part.items()}
     right = min(distances.values())
     wrong = sorted(pnum for pnum, x in distances.items() if x > right)

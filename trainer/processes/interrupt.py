@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import signal
 import sys
@@ -21,7 +20,6 @@ from typing import NamedTuple
 from absl import logging
 
 from t2tp.processes.cluster import Cluster
-from t2tp.processes.coordination import CoordinationClient
 from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.processes.children import handled
 
@@ -69,12 +67,7 @@ class InterruptHandler:
         if self._in_main_thread:
             self._handlers.enter_context(handled(self._note))
         if self._cluster.coordination is not None:
-            self._vote = StopVote(
-                self._cluster.coordination,
-                self._steps_done,
-                lambda: self._received,
-                self._cluster.time_limit,
-            )
+            self._vote = StopVote(self._cluster, self._steps_done, lambda: self._received)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,22 +142,14 @@ class StopVote:
     Its methods raise MissingProcessError if other processes are lost.
     """
 
-    def __init__(
-        self,
-        coordination: CoordinationClient,
-        steps_done: int,
-        signal_here: Callable[[], int],
-        seconds: float,
-    ) -> None:
+    def __init__(self, cluster: Cluster, steps_done: int, signal_here: Callable[[], int]) -> None:
         """Starts to listen for requests to stop.
 
         `steps_done` steps are done before the training. `signal_here` returns the number of the
-        signal that this process received; 0: none. The vote waits at most `seconds` for the votes
-        of other processes.
+        signal that this process received; 0: none.
         """
-        self._coordination = coordination
+        self._cluster = cluster
         self._signal_here = signal_here
-        self._seconds = seconds
         self._notice = f"stop training {next(_numbers)}"
         self._lock = threading.Lock()
         self._begun = steps_done + 1
@@ -202,11 +187,13 @@ class StopVote:
         self._closed.set()
 
     def _listen(self) -> None:
+        coordination = self._cluster.coordination
+        assert coordination is not None
         while not self._closed.wait(_LOOK_SECONDS):
             asked_here = bool(self._signal_here())
             if asked_here:
-                self._coordination.announce(self._notice)
-            if asked_here or self._coordination.notice == self._notice:
+                coordination.announce(self._notice)
+            if asked_here or coordination.notice == self._notice:
                 self._vote()
                 return
 
@@ -217,8 +204,7 @@ class StopVote:
             self._has_voted = True
             vote = (self._begun, self._signal_here())
         try:
-            votes = self._coordination.process_allgather("stop", json.dumps(vote), self._seconds)
-            steps, signals = zip(*map(json.loads, votes), strict=True)
+            steps, signals = zip(*self._cluster.process_allgather("stop", vote), strict=True)
             self._outcome.set_result(_VoteOutcome(max(steps), max(signals)))
         except BaseException as error:  # The training loop waits for the outcome, and raises this.
             self._outcome.set_exception(error)

@@ -1,7 +1,6 @@
 """Joins the processes of a run, checks that they agree, and passes failures between them."""
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
@@ -113,8 +112,8 @@ def check_same(cluster: Cluster, what: Mapping[str, Any]) -> None:
     Raises:
       ProcessMismatchError: a setting differs.
     """
-    own = json.dumps({name: repr(value) for name, value in what.items()})
-    first, *others = (json.loads(each) for each in cluster.process_allgather("run", own))
+    own = {name: repr(value) for name, value in what.items()}
+    first, *others = cluster.process_allgather("run", own)
     for process_id, values in enumerate(others, start=1):
         for name in sorted({*first, *values}):
             other, value_here = (each.get(name, "nothing") for each in (values, first))

@@ -1,6 +1,5 @@
 """Finds the checkpoints of a run, now and while it trains, and the checkpoint of a path."""
 
-import json
 import math
 import os
 import time
@@ -89,8 +88,7 @@ def follow_checkpoints(
         step = None
         if cluster.is_main_process:
             step = _await_next(directory, yielded, 60 * timeout_mins)
-        replies = cluster.process_allgather("next checkpoint", json.dumps(step), math.inf)
-        step = json.loads(replies[0])
+        step = cluster.process_allgather("next checkpoint", step, math.inf)[0]
         if step is None:
             logging.info("no new checkpoint in %g minutes", timeout_mins)
             return

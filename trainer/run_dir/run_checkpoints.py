@@ -1,7 +1,6 @@
 """Restores a run's variables from its checkpoints, and creates the saver of new checkpoints."""
 
 import contextlib
-import json
 import math
 import os
 import shlex
@@ -229,7 +228,7 @@ class RunCheckpoints:
                         aside = checkpoint.set_aside(directory)
                     logging.warning("%s is kept as %s", directory, aside)
             latest = checkpoint.last_finished(self._directory)
-        step = json.loads(cluster.process_broadcast("newest", json.dumps(latest and latest.step)))
+        step = cluster.process_broadcast("newest", latest and latest.step)
         self._damaged = ()
         if step is not None and step > steps_done:
             raise RunLockedError(

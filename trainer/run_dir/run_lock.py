@@ -84,9 +84,7 @@ class RunLock:
         if self._depth == 0:
             word = uuid.uuid4().hex
             refusal = self._acquire_in_time(word) if self._cluster.is_main_process else ""
-            refusal, word = json.loads(
-                self._cluster.process_broadcast("run lock", json.dumps([refusal, word]))
-            )
+            refusal, word = self._cluster.process_broadcast("run lock", [refusal, word])
             if refusal:
                 raise RunLockedError(refusal)
             try:
@@ -151,10 +149,8 @@ class RunLock:
         finds_it = self._cluster.is_main_process or self._await(word)
         directory = str(self._path.parent.absolute())
         patience = self._cluster.time_limit + self._seen_seconds
-        replies = self._cluster.process_allgather(
-            "run directory", json.dumps([finds_it, directory]), patience
-        )
-        (_, first), *others = (json.loads(each) for each in replies)
+        replies = self._cluster.process_allgather("run directory", [finds_it, directory], patience)
+        (_, first), *others = replies
         for process_id, (is_shared, other) in enumerate(others, start=1):
             if not is_shared:
                 raise ProcessMismatchError(

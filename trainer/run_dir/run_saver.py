@@ -6,7 +6,6 @@ still being written, training first waits for it to end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,12 +108,12 @@ class RunSaver:
         goal = self.retention.best
         if goal is None or self._metrics[0] != step:
             return False
-        value, answer = goal.value_of(self._metrics[1]), ""
+        value, answer = goal.value_of(self._metrics[1]), False
         if self.variables.cluster.is_main_process:
             self.wait()  # So that the comparison includes the checkpoint being written.
             best = checkpoint.best_of(goal, checkpoint.step_directories(self.directory))
-            answer = json.dumps(value == value if best is None else goal.is_better(value, best[1]))
-        return json.loads(self.variables.cluster.process_broadcast("best checkpoint", answer))
+            answer = value == value if best is None else goal.is_better(value, best[1])
+        return self.variables.cluster.process_broadcast("best checkpoint", answer)
 
     def _write(self, step: int, values: list, metrics: dict[str, float]) -> None:
         """Writes a checkpoint and applies the retention."""

@@ -1,7 +1,6 @@
 """Decides when a training saves checkpoints: every N steps, or every N seconds."""
 
 import datetime
-import json
 import time
 from collections.abc import Callable
 
@@ -69,8 +68,8 @@ class EverySeconds:
         """Whether to save after this step; called after every launch of steps."""
         if step < self._ask_at:
             return False
-        answer = json.dumps(self._check_clock(step)) if self._cluster.is_main_process else ""
-        is_due, self._ask_at = json.loads(self._cluster.process_broadcast("time to save", answer))
+        answer = self._check_clock(step) if self._cluster.is_main_process else None
+        is_due, self._ask_at = self._cluster.process_broadcast("time to save", answer)
         return is_due
 
     def saved(self, step: int) -> None:
