@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 from t2tp.argument_types import checked
 from t2tp.processes import process_spec
 from t2tp.processes.coordination import JOB, CoordinationClient, one_line
-from t2tp.processes.messages import Channel
 from t2tp.processes.rendezvous import ending_together, rendezvous
 
 # How long processors wait for each other in a collective or at a barrier, in seconds.
@@ -196,11 +196,15 @@ def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float
     each = num_processors // count
     _check_share(each)
     if _joined is None:
+        if eager_context.context()._initialized:
+            raise ValueError(
+                "TensorFlow has started up already, as the only process: connect to the others"
+                " before running any TensorFlow operation."
+            )
         kind = _local_devices(each)
-        kept: list[Channel] = []
         brings = f"a mesh of {num_processors} processors, on {kind}s"
-        addresses = rendezvous(spec, brings, kept=kept)
-        with ending_together(kept):
+        addresses, channels = rendezvous(spec, brings)
+        with ending_together(channels):
             client = CoordinationClient(spec.process_id, addresses, nccl=kind == "GPU")
         _joined = (kind, each, client)
     kind, max_devices, coordination = _joined
@@ -230,19 +234,18 @@ def _local_devices(each: int) -> str:
         )
     if gpus:
         return "GPU"
-    _check_virtual_cpus(each)
-    try:
-        _make_virtual_cpus(each)
-    except RuntimeError as error:
-        raise ValueError(
-            "TensorFlow has started up already, as the only process: connect to the others before"
-            " running any TensorFlow operation."
-        ) from error
+    _make_virtual_cpus(each)
     return "CPU"
 
 
 def _check_share(each: int) -> None:
-    """Checks that t2tp_launch's --devices_per_process is the number of devices per process."""
+    """Checks the number of devices of a process, also against t2tp_launch's flag."""
+    if each > MAX_VIRTUAL_CPUS:
+        raise ValueError(
+            f"A mesh with {each} processors in one process needs {each} virtual CPU devices, and"
+            f" there can be at most {MAX_VIRTUAL_CPUS}. To see what such a layout costs without"
+            " devices, t2tp_trainer has --explain_layout."
+        )
     configured = os.environ.get(process_spec.DEVICES_VARIABLE)
     if configured is not None and int(configured) != each:
         raise ValueError(
@@ -260,16 +263,6 @@ def _cards_are_whole() -> bool:
     """Whether no card is partitioned into logical GPUs, which NCCL does not support."""
     logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
     return len(logical("GPU")) == len(physical("GPU"))
-
-
-def _check_virtual_cpus(count: int) -> None:
-    """Checks the number of devices."""
-    if count > MAX_VIRTUAL_CPUS:
-        raise ValueError(
-            f"A mesh with {count} processors in one process needs {count} virtual CPU devices, and"
-            f" there can be at most {MAX_VIRTUAL_CPUS}. To see what such a layout costs without"
-            " devices, t2tp_trainer has --explain_layout."
-        )
 
 
 def _make_virtual_cpus(count: int) -> None:
@@ -302,7 +295,6 @@ def threads_of_an_operation() -> int:
 
 
 def _virtual_cpus(count: int) -> list[str]:
-    _check_virtual_cpus(count)
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         # Fails if TensorFlow is initialized already; then there is one CPU device.

@@ -62,7 +62,8 @@ class CoordinationClient:
         `nccl` tells whether collectives run on GPUs, with NCCL.
 
         Raises:
-          ValueError: TensorFlow is initialized already, or cannot serve at this address.
+          RuntimeError: TensorFlow is initialized already.
+          ValueError: TensorFlow cannot serve at this address.
         """
         self.process_id = process_id
         self.addresses = tuple(addresses)
@@ -176,11 +177,7 @@ class CoordinationClient:
             lost = self._not_serving(others)
             problems = [f"{self.name(process)} is gone" for process in lost]
             if 0 not in lost:
-                silent = [
-                    process
-                    for process in self._silent()
-                    if process in others and process not in lost
-                ]
+                silent = sorted(set(self._silent()) & set(others) - set(lost))
                 problems += [f"{self.name(process)} does not answer" for process in silent]
         return f"{'; '.join(problems)}." if problems else None
 
@@ -212,15 +209,9 @@ class CoordinationClient:
     def _start(self, nccl: bool) -> None:
         """Starts TensorFlow's server, collectives and coordination service."""
         leader = f"/job:{JOB}/replica:0/task:0"
-        try:
-            self._context.configure_collective_ops(
-                collective_leader=leader, use_nccl_communication=nccl
-            )
-        except RuntimeError as error:
-            raise ValueError(
-                "TensorFlow has started up already, as the only process: connect to the others"
-                " before running any TensorFlow operation."
-            ) from error
+        self._context.configure_collective_ops(
+            collective_leader=leader, use_nccl_communication=nccl
+        )
         config = tf.compat.v1.ConfigProto()
         # By default the server copies sent tensors into strings of 4 kB. A step with weights
         # sharded over two processes took 7 % longer with this default.

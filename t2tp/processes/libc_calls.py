@@ -55,14 +55,11 @@ _VISIT = ctypes.CFUNCTYPE(
 
 
 @contextlib.contextmanager
-def replaced(name: str, function: Any) -> Iterator[bool]:
+def replaced(name: str, function: Any) -> Iterator[None]:
     """Redirects TensorFlow's calls of a libc function inside the context.
 
     The replacement, an instance of a `ctypes.CFUNCTYPE`, runs in the thread that makes the call,
     and acquires the GIL there.
-
-    Yields:
-      Whether TensorFlow's libraries call the function through a table entry.
     """
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
     entries = [ctypes.c_size_t.from_address(each) for each in _table_entries(name.encode())]
@@ -73,7 +70,7 @@ def replaced(name: str, function: Any) -> Iterator[bool]:
         libc.mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)
         entry.value = address
     try:
-        yield bool(entries)
+        yield
     finally:
         for entry, value in zip(entries, previous, strict=True):
             entry.value = value

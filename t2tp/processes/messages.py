@@ -107,6 +107,10 @@ class Channel:
         except OSError:
             return False
 
+    def own_host(self) -> str:
+        """Returns this host's address, at which the other side sees this process."""
+        return self._connection.getsockname()[0]
+
     def fileno(self) -> int:
         """Returns the connection's file descriptor."""
         return self._connection.fileno()

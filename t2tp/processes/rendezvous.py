@@ -28,23 +28,22 @@ from t2tp.processes.process_spec import ProcessSpec, split_address
 RENDEZVOUS_SECONDS = 300.0
 
 _RETRY_SECONDS = 0.2
+_ACCEPT_SECONDS = 0.02  # How long process 0 waits for a connection before it looks for hellos.
 _MESSAGE_SECONDS = 10.0  # Time limit for a whole message, once connected.
 # Open until this process ends: if it ends early, the others may still be waiting for it.
 _kept: list[Channel] = []
 # After an error, process 0 waits this time for more processes, so that they receive the error too.
 _LATE_SECONDS = 3.0
 
+# The addresses of the processes, in order, and this process's open connections to the others.
+RunMembers = tuple[list[str], list[Channel]]
+
 
 class MissingProcessError(RuntimeError):
     """Processes of the run have not joined in time, or are lost."""
 
 
-def rendezvous(
-    spec: ProcessSpec,
-    brings: str,
-    seconds: float = RENDEZVOUS_SECONDS,
-    kept: list[Channel] | None = None,
-) -> list[str]:
+def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECONDS) -> RunMembers:
     """Waits for all processes of the run and returns their addresses.
 
     Args:
@@ -52,10 +51,10 @@ def rendezvous(
       brings: a description of the settings that must be equal in all processes, such as `a mesh of
         8 processors`.
       seconds: how long to wait for the other processes.
-      kept: receives the open connections, for `ending_together`; None: they are closed.
 
     Returns:
-      The address `host:port` of each process, in order.
+      The address `host:port` of each process, in order, and the open connections, for
+      `ending_together`.
 
     Raises:
       MissingProcessError: some processes have not joined in time; the error names them.
@@ -69,22 +68,22 @@ def rendezvous(
             " `openssl rand -hex 16` prints."
         )
     if spec.process_id == 0:
-        return _serve(spec, brings, seconds, kept)
-    return _register(spec, brings, seconds, kept)
+        return _serve(spec, brings, seconds)
+    return _register(spec, brings, seconds)
 
 
 @contextlib.contextmanager
-def ending_together(kept: Sequence[Channel]) -> Iterator[None]:
+def ending_together(channels: Sequence[Channel]) -> Iterator[None]:
     """Ends this process if another one ends inside the context, in which TensorFlow starts.
 
     TensorFlow would wait for the lost process forever. Process 0 has a connection to each other
     process, and ends if one of them breaks; the others then lose their connection to process 0.
     """
-    with exit_if_broken([channel.fileno() for channel in kept]):
-        if not all(channel.is_open() for channel in kept):
+    with exit_if_broken([channel.fileno() for channel in channels]):
+        if not all(channel.is_open() for channel in channels):
             raise MissingProcessError("Another process has ended while TensorFlow started.")
         yield
-    _kept.extend(kept)
+    _kept.extend(channels)
 
 
 @dataclass
@@ -116,13 +115,14 @@ class _JoiningProcess:
         return cls(channel, *numbers, *texts)
 
 
-def _serve(spec: ProcessSpec, brings: str, seconds: float, kept: list[Channel] | None) -> list[str]:
+def _serve(spec: ProcessSpec, brings: str, seconds: float) -> RunMembers:
     """Waits as process 0 for the other processes, and sends all of them the same answer."""
     joined: dict[int, _JoiningProcess] = {}
     processes: list[_JoiningProcess] = []  # A process may join twice, after a crash.
     error: Exception | None = None
     deadline = time.monotonic() + seconds
-    with _RendezvousServer(spec, deadline) as server:
+    with listen(spec.coordinator) as listener:
+        server = _RendezvousServer(listener, deadline)
         while len(joined) < spec.num_processes - 1:
             process = server.next(deadline)
             if process is None:
@@ -141,30 +141,25 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float, kept: list[Channel] |
         for process in processes:
             with contextlib.suppress(OSError):  # TensorFlow will detect a lost process.
                 process.channel.send(answer, time.monotonic() + _MESSAGE_SECONDS)
-            if kept is None or error is not None or joined[process.process_id] is not process:
+            if error is not None or joined[process.process_id] is not process:
                 process.channel.close()
-            else:
-                kept.append(process.channel)
     if error is not None:
         raise error
-    return addresses
+    return addresses, [process.channel for process in joined.values()]
 
 
-def _register(
-    spec: ProcessSpec, brings: str, seconds: float, kept: list[Channel] | None
-) -> list[str]:
+def _register(spec: ProcessSpec, brings: str, seconds: float) -> RunMembers:
     """Sends this process's hello to process 0, and returns the addresses of all processes."""
     deadline = time.monotonic() + seconds
-    connection, channel = _connect(spec, deadline, seconds)
+    channel = _connect(spec, deadline, seconds)
+    hello = {
+        "process_id": spec.process_id,
+        "num_processes": spec.num_processes,
+        "brings": brings,
+        "address": spec.address or f"{channel.own_host()}:{free_port()}",
+    }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(connection)
-        own_host = connection.getsockname()[0]
-        hello = {
-            "process_id": spec.process_id,
-            "num_processes": spec.num_processes,
-            "brings": brings,
-            "address": spec.address or f"{own_host}:{free_port()}",
-        }
+        stack.callback(channel.close)
         try:
             channel.send(hello, time.monotonic() + _MESSAGE_SECONDS)
             answer = channel.receive(max(deadline, time.monotonic()) + _MESSAGE_SECONDS)
@@ -178,12 +173,10 @@ def _register(
                 f"Process 0, at {spec.coordinator}, has gone while process {spec.process_id}"
                 " was waiting for the others."
             ) from error
-        if kept is not None and not answer["error"]:
-            kept.append(channel)
-            stack.pop_all()
-    if answer["error"]:
-        raise (MissingProcessError if answer["missing"] else ValueError)(answer["error"])
-    return answer["addresses"]
+        if answer["error"]:
+            raise (MissingProcessError if answer["missing"] else ValueError)(answer["error"])
+        stack.pop_all()
+    return answer["addresses"], [channel]
 
 
 class _RendezvousServer:
@@ -193,37 +186,23 @@ class _RendezvousServer:
       num_rejected: number of connections without the run's secret.
     """
 
-    def __init__(self, spec: ProcessSpec, deadline: float) -> None:
-        """Listens at the coordinator address until `deadline`, on the clock `time.monotonic()`."""
+    def __init__(self, listener: socket.socket, deadline: float) -> None:
+        """Handles connections until `deadline`, on the clock `time.monotonic()`."""
         self.num_rejected = 0
         self._joining: queue.Queue[_JoiningProcess] = queue.Queue()
-        self._closed = threading.Event()
         self._deadline = deadline
-        self._listener = listen(spec.coordinator)
-        self._listener.settimeout(_RETRY_SECONDS)
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> _RendezvousServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._thread.join()
-        self._listener.close()
+        self._listener = listener
+        self._listener.settimeout(_ACCEPT_SECONDS)
 
     def next(self, deadline: float) -> _JoiningProcess | None:
-        """Returns the next process that joins; None if the time is over."""
-        try:
-            return self._joining.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None
-
-    def _accept(self) -> None:
-        while not self._closed.is_set():
+        """Accepts connections and returns the next process that joins; None if time is over."""
+        while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._handshake, args=(connection,), daemon=True).start()
+            with contextlib.suppress(queue.Empty):
+                return self._joining.get_nowait()
+        return None
 
     def _handshake(self, connection: socket.socket) -> None:
         """Receives a connection's hello; closes connections that do not belong to the run."""
@@ -323,7 +302,7 @@ def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
-def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket.socket, Channel]:
+def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> Channel:
     """Connects to process 0 and receives its challenge.
 
     Repeats failed attempts: after a restart of the run, process 0 of the previous start may still
@@ -339,7 +318,7 @@ def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket
             except BaseException:
                 connection.close()
                 raise
-            return connection, channel
+            return channel
         except (OSError, ValueError) as error:
             if time.monotonic() + _RETRY_SECONDS > deadline:
                 reason = getattr(error, "strerror", None) or error

@@ -123,7 +123,7 @@ def meet_all(joining, number, seconds=5.0, brings="a mesh"):
     def one(each):
         process_id, num_processes, brought = each
         try:
-            return rendezvous(ProcessSpec(process_id, num_processes, point), brought, seconds)
+            return rendezvous(ProcessSpec(process_id, num_processes, point), brought, seconds)[0]
         except (ValueError, MissingProcessError) as error:
             return error
 
@@ -142,7 +142,7 @@ def test_addresses_that_are_settled_are_kept():
     point = f"localhost:{free_port()}"
     with ThreadPoolExecutor(2) as threads:
         places = [ProcessSpec(i, 2, point, address) for i, address in enumerate((point, "there:7"))]
-        for found in threads.map(lambda place: rendezvous(place, "a mesh", 5.0), places):
+        for found, _ in threads.map(lambda place: rendezvous(place, "a mesh", 5.0), places):
             assert found == [point, "there:7"]
 
 
@@ -221,7 +221,7 @@ def test_a_restarted_process_waits_while_the_old_server_listens():
             connection.sendall(b"\0\0\x12\4\n")  # gRPC begins like this, a rendezvous does not.
         connection.close()
         first = threads.submit(rendezvous, specs[0], "a mesh", 60.0)
-        assert first.result() == second.result()
+        assert first.result()[0] == second.result()[0]
 
 
 def test_strangers_who_say_nothing_keep_nobody_waiting(process_0):
