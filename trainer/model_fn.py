@@ -117,16 +117,11 @@ def model_fn_of(
         if mode == ModeKeys.LOSS:
             return EstimatorSpec(mode, model.loss(mesh, features, training=True).loss)
         if mode == ModeKeys.EVAL:
-
-            def evaluate(part: Mapping[str, mtf.Tensor]) -> LossOutput:
-                return model.loss(mesh, part, training=False)
-
-            return EstimatorSpec(mode, metrics=summed(evaluate))
-
-        def loss_fn(part: Mapping[str, mtf.Tensor]) -> LossOutput:
-            return model.loss(mesh, part, training=True)
-
-        step = train_step(loss_fn, features, mesh, hparams, train_steps)
+            sums = summed(lambda part: model.loss(mesh, part, training=False))
+            return EstimatorSpec(mode, metrics=sums)
+        step = train_step(
+            lambda part: model.loss(mesh, part, training=True), features, mesh, hparams, train_steps
+        )
         return EstimatorSpec(mode, step.loss, step.sums, scalars=step.scalars)
 
     def with_averages(

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 from absl import logging
 
-from t2tp import mtf
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
-from t2tp.trainer.inputs.inputs import Batch, Inputs
+from t2tp.trainer.inputs.inputs import Batch, Inputs, feature_of
 
 
 def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> Inputs:
@@ -104,5 +103,4 @@ def _feature(name: str, spec: tf.TensorSpec, dimensions: str) -> Feature:
             f"the sizes of feature {name!r} are {sizes}, and all must be known: batch with"
             " drop_remainder=True, and pad what varies"
         )
-    dims = [mtf.Dimension(each, size) for each, size in zip(names, sizes.as_list(), strict=True)]
-    return Feature(mtf.Shape(dims), spec.dtype)
+    return feature_of(names, sizes.as_list(), spec.dtype)

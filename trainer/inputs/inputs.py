@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.problems.data.batch_sizes import BatchSizes
@@ -36,10 +37,6 @@ class ResumableStream(BatchStream, Protocol):
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> ResumableStream:
         """Returns the same rows in batches of these sizes."""
-
-
-# (name, sizes) of each feature, sorted: equal for batches of the same shapes.
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,9 @@ class Inputs:
         The function returns the result for the shapes of its batch, or the first result if no
         batch should have these shapes.
         """
-        made = {shapes_of_features(kind): make(kind) for kind in self.kinds}
+        made = {_shapes(kind): make(kind) for kind in self.kinds}
         default = next(iter(made.values()))
-        return lambda batch: made.get(shapes_of_batch(batch), default)
+        return lambda batch: made.get(_shapes(batch), default)
 
     def resumed(self, before: BatchSizes | None, step: int) -> Inputs:
         """Returns the inputs of a run that resumes after `step` steps.
@@ -120,25 +117,26 @@ class Inputs:
 InputFn = Callable[[], Inputs]
 
 
+def feature_of(names: Sequence[str], sizes: Sequence[int], dtype: tf.DType) -> Feature:
+    """Returns a feature with dimensions of these names and sizes."""
+    dims = [mtf.Dimension(name, size) for name, size in zip(names, sizes, strict=True)]
+    return Feature(mtf.Shape(dims), dtype)
+
+
 def features_of_batch(batch: Batch, like: Mapping[str, Feature]) -> dict[str, Feature]:
     """Returns the features of a batch: names and dtypes from `like`, sizes from the arrays."""
-
-    def resized(feature: Feature, sizes: Sequence[int]) -> Feature:
-        names = [dim.name for dim in feature.shape.dims]
-        return Feature(mtf.Shape([*map(mtf.Dimension, names, sizes)]), feature.dtype)
-
-    return {name: resized(feature, _sizes(batch[name])) for name, feature in like.items()}
+    return {
+        name: feature_of(feature.shape.dimension_names, _sizes(batch[name]), feature.dtype)
+        for name, feature in like.items()
+    }
 
 
-def shapes_of_features(features: Mapping[str, Feature]) -> Shapes:
-    """Returns the sizes of each feature."""
-    return tuple(sorted((name, tuple(f.shape.to_integer_list)) for name, f in features.items()))
-
-
-def shapes_of_batch(batch: Batch) -> Shapes:
-    """Returns the sizes of each array without reading it."""
-    return tuple(sorted((name, _sizes(value)) for name, value in batch.items()))
+def _shapes(values: Mapping[str, Any]) -> Hashable:
+    """Returns the sizes of each feature, or of each array of a batch without reading it."""
+    return tuple(sorted((name, _sizes(value)) for name, value in values.items()))
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Feature):
+        return tuple(value.shape.to_integer_list)
     return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)

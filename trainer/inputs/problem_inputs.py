@@ -1,12 +1,11 @@
 """Inputs from the prepared data of a problem."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 
 import tensorflow as tf
 from absl import logging
 
-from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.model import EXAMPLE_INDEX
@@ -14,7 +13,7 @@ from t2tp.problems.data.batch_stream import INDEX_SPEC, FeatureSpec, OnePassStre
 from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
-from t2tp.trainer.inputs.inputs import Inputs
+from t2tp.trainer.inputs.inputs import Inputs, feature_of
 
 
 def training_inputs(
@@ -37,10 +36,7 @@ def training_inputs(
         )
     size, length = sequences_per_batch(hparams, layout), hparams.max_length
     stream = problem.stream(data_dir, problem.splits[0], batch_size=size, length=length, seed=seed)
-    kinds = [
-        {name: _feature(spec, sizes[name]) for name, spec in problem.features.items()}
-        for sizes in stream.shapes()
-    ]
+    kinds = [_features(problem.features, sizes) for sizes in stream.shapes()]
     return Inputs(kinds[0], stream, problem.counts, kinds[1:], problem.metric_names)
 
 
@@ -66,11 +62,14 @@ def one_pass_inputs(problem: Problem, stream: OnePassStream) -> Inputs:
     """Returns the inputs of a stream that has the feature `example_index`."""
     (sizes,) = stream.shapes()
     specs = {**problem.features, EXAMPLE_INDEX: INDEX_SPEC}
-    features = {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
-    return Inputs(features, stream, problem.counts)
+    return Inputs(_features(specs, sizes), stream, problem.counts)
 
 
-def _feature(spec: FeatureSpec, sizes: Sequence[int]) -> Feature:
-    """Returns a feature of the given sizes in named dimensions."""
-    dims = [mtf.Dimension(name, size) for name, size in zip(spec.dimensions, sizes, strict=True)]
-    return Feature(mtf.Shape(dims), tf.as_dtype(spec.dtype))
+def _features(
+    specs: Mapping[str, FeatureSpec], sizes: Mapping[str, Sequence[int]]
+) -> dict[str, Feature]:
+    """Returns features of the given sizes in named dimensions."""
+    return {
+        name: feature_of(spec.dimensions, sizes[name], tf.as_dtype(spec.dtype))
+        for name, spec in specs.items()
+    }
