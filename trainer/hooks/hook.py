@@ -137,29 +137,47 @@ class Hook:
 
 
 @dataclass(eq=False)
-class EvaluationHook(Hook):
+class PeriodicHook(Hook):
+    """Uses the variables after every N steps; a subclass defines `act`.
+
+    Attributes:
+      every: the number of steps from one `act` to the next.
+    """
+
+    every: int
+
+    def ends_loop(self, step: int) -> bool:
+        """Whether `act` is due after this step."""
+        return step % self.every == 0
+
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Calls `act` if it is due."""
+        if self.ends_loop(training.steps_done):
+            wait_for(training, outputs)
+            self.act(training)
+
+    def act(self, training: Training) -> None:
+        """Called when due, after the devices have finished the step, which is finite."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class EvaluationHook(PeriodicHook):
     """Evaluates every N steps, except after the last step, which the caller evaluates.
 
     The hook runs before the hook that saves, so a step is evaluated before its checkpoint is saved.
 
     Attributes:
-      every: steps from one evaluation to the next.
       evaluate: evaluates the current variables.
       plateau: returns why training should stop after the evaluation; "" to continue.
     """
 
-    every: int
     evaluate: Callable[[], object]
     plateau: Callable[[], str]
 
-    def ends_loop(self, step: int) -> bool:
-        """Whether an evaluation is due after this step."""
-        return step % self.every == 0
-
-    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Evaluates if an evaluation is due."""
-        if self.ends_loop(training.steps_done) and training.steps_done < training.max_steps:
-            wait_for(training, outputs)
+    def act(self, training: Training) -> None:
+        """Evaluates, unless this is the last step."""
+        if training.steps_done < training.max_steps:
             with training.clock.stopped("evaluation"):
                 self.evaluate()
                 training.stop_reason = self.plateau()

@@ -1,7 +1,7 @@
 """`--check_replicas_every`: stops a training whose devices disagree, before the step is saved."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from t2tp.processes.cluster import Cluster
 from t2tp.program.replicas import ReplicaCheck, ReplicaMismatch
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import FailedError
-from t2tp.trainer.hooks.hook import Hook, Training, wait_for
+from t2tp.trainer.hooks.hook import PeriodicHook, Training
 
 _SHOWN = 3  # Max number of mismatches that the error describes.
 
@@ -27,7 +27,7 @@ class ReplicaMismatchError(FailedError):
         self.step, self.mismatches = step, mismatches
 
 
-class ReplicaHook(Hook):
+class ReplicaHook(PeriodicHook):
     """Compares the copies of variables every N steps and before each checkpoint.
 
     Every N steps it also compares the results that processors compute from the same rows. All
@@ -45,7 +45,8 @@ class ReplicaHook(Hook):
         `compute` maps a step to the mismatch between the results that processors compute from the
         same rows of the step's batch; None if the results agree.
         """
-        self._every, self._compute = every, compute
+        super().__init__(every)
+        self._compute = compute
         self._cluster = variables.cluster
         self._check = ReplicaCheck(variables)
         self._equal_after: int | None = None
@@ -53,19 +54,12 @@ class ReplicaHook(Hook):
     def begin(self, training: Training) -> None:
         """Checks the initial or restored values, and arranges a check before each checkpoint."""
         training.confirm_saving = lambda: self._look(training)
+        self.act(training)
+
+    def act(self, training: Training) -> None:
+        """Compares copies and results."""
         self._look(training)
         self._look_at_compute(training)
-
-    def ends_loop(self, step: int) -> bool:
-        """Whether a check is due after this step."""
-        return step % self._every == 0
-
-    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Compares copies and results if a check is due."""
-        if self.ends_loop(training.steps_done):
-            wait_for(training, outputs)
-            self._look(training)
-            self._look_at_compute(training)
 
     def _look_at_compute(self, training: Training) -> None:
         """Compares the results that processors compute from the same rows of the last batch."""
@@ -90,8 +84,11 @@ class ReplicaHook(Hook):
             found = self._check.mismatches()
         if found:
             what = _describe(found, self._cluster)
+            agreed = self._equal_after
+            known = "" if agreed is None else f" (they agreed after step {agreed})"
             raise ReplicaMismatchError(
-                f"{_when(step, self._equal_after)}: {what}. No checkpoint has these values: start"
+                f"after step {step} devices hold different values of what should be equal{known}:"
+                f" {what}. No checkpoint has these values: start"
                 " again, without that device if it is named a second time; if the same variable"
                 " differs on other devices, report it as a defect of t2tp.",
                 step,
@@ -144,12 +141,6 @@ def _distance(x: np.ndarray, y: np.ndarray) -> float:
     with np.errstate(invalid="ignore", over="ignore"):
         largest = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0))
     return math.inf if math.isnan(largest) else largest
-
-
-def _when(step: int, equal_after: int | None) -> str:
-    """Returns the beginning of the error: the step, and the last step with equal copies."""
-    differ = f"after step {step} devices hold different values of what should be equal"
-    return differ if equal_after is None else f"{differ} (they agreed after step {equal_after})"
 
 
 def _describe(found: Sequence[ReplicaMismatch], cluster: Cluster) -> str:
