@@ -1,6 +1,7 @@
 """`Estimator`: training, evaluation and prediction with a model function on a mesh."""
 
 import contextlib
+import functools
 import inspect
 import os
 from collections import Counter
@@ -114,7 +115,6 @@ class Estimator:
         self._has_trained = False
         self._num_loaded = 0  # Number of variables with their initial or restored values.
         self._checkpoints = RunCheckpoints(config, self.layout, vocabulary)
-        self._lock: RunLock | None = None
         self.log = JsonLog()
         self._heartbeat: Heartbeat | None = None  # Only while training.
 
@@ -191,15 +191,14 @@ class Estimator:
         """
         return explain(AbstractProgram(self._step_fn(mode), features, layout=self.layout))
 
+    @functools.cached_property
     def lock(self) -> RunLock:
-        """Returns the lock that keeps other trainings from writing into `output_dir`.
+        """The lock that keeps other trainings from writing into `output_dir`.
 
         A caller may acquire the lock before `train`, which acquires it again: the lock is
         reentrant.
         """
-        if self._lock is None:
-            self._lock = RunLock(self.config.output_dir, self.connect())
-        return self._lock
+        return RunLock(self.config.output_dir, self.connect())
 
     def train(self, inputs: Inputs | InputFn, max_steps: int, hooks: Sequence[Hook] = ()) -> None:
         """Trains to step `max_steps` of the run.
@@ -232,7 +231,7 @@ class Estimator:
             return
         if not program.segment_features:  # Otherwise the batch selects the program.
             program.trace(self._loop_size(program))
-        with self.lock():
+        with self.lock:
             if self.connect().is_main_process:
                 with as_usage_error(OSError):
                     remove_unfinished(self.config.output_dir)  # Files of killed trainers.
@@ -318,16 +317,12 @@ class Estimator:
           decode_options: see `build`.
 
         Raises:
-          UsageError: the directory exists, or the hparams have a mesh of several devices. (The
-            checkpoint may be from any mesh.)
+          UsageError: the directory exists.
+          ValueError: the hparams have a mesh of several devices. (The checkpoint may be from any
+            mesh.)
           FileNotFoundError, CheckpointMismatchError, UnusableCheckpointError: see `build`.
           OSError: the directory cannot be written.
         """
-        if self.layout.size > 1:
-            raise UsageError(
-                f"an exported model runs on one device, and this estimator has the mesh"
-                f" {self.layout.mesh_text}: create an estimator without a mesh"
-            )
         program = self.build(ModeKeys.PREDICT, features, decode_options)
         return write_saved_model(program, path, signatures or of_features(features))
 
@@ -362,6 +357,7 @@ class Estimator:
 
     def _replay_to(self, steps_done: int, inputs: Inputs) -> int:
         """Does the work of `rewind`; returns the step of the restored values."""
+        place = self._placer(ModeKeys.TRAIN, inputs)
         program = self.build(ModeKeys.TRAIN, inputs.features)
         size = self._loop_size(program)
         restored_step = self._checkpoints.go_back(program.variables, steps_done)
@@ -369,13 +365,7 @@ class Estimator:
         if restored_step < steps_done:
             count = steps_done - restored_step
             logging.info("replaying %d steps from step %d (Ctrl-C ends)", count, restored_step)
-
-        def place(step: int) -> tuple[Program, PlacedFeatures]:
-            batch = inputs.stream[step]
-            program = self.build(ModeKeys.TRAIN, features_of_batch(batch, inputs.features))
-            return program, program.place(batch)
-
-        placed = map(place, range(restored_step, steps_done))
+        placed = (place(inputs.stream[step]) for step in range(restored_step, steps_done))
         for program, batches in in_loops(placed, restored_step, lambda step: step % size == 0):
             program.loop(batches, self.steps_done, size)
             self.steps_done += len(batches)
@@ -476,10 +466,10 @@ class Estimator:
         """Trains with hooks and checkpoints; returns the signal that ended the training, or 0."""
         first_step, config, size = training.steps_done, self.config, self._loop_size(program)
         with contextlib.ExitStack() as stack:
-            checkpoints = self._checkpoints.hook(saver, self.lock(), first_step, training.max_steps)
+            checkpoints = self._checkpoints.hook(saver, self.lock, first_step, training.max_steps)
             progress = None
             if program.cluster.is_main_process:
-                progress = TrainingProgress(first_step, training.max_steps, checkpoints.next)
+                progress = TrainingProgress(first_step, training.max_steps, checkpoints.policy.next)
                 stack.enter_context(progress)
                 self._heartbeat = Heartbeat(config.output_dir)
                 stack.callback(setattr, self, "_heartbeat", None)
@@ -505,7 +495,7 @@ class Estimator:
             )
             # The lock is first, because other hooks write files. Saving is last, so that a step is
             # saved only after all other hooks have seen it.
-            all_hooks = [LockHook(self.lock()), *standard_hooks, *hooks, checkpoints]
+            all_hooks = [LockHook(self.lock), *standard_hooks, *hooks, checkpoints]
             train_loop(batches, training, all_hooks, interrupt, self._count_steps, size)
             if self._heartbeat is not None:  # The last step is saved now.
                 self._heartbeat.beat(training.steps_done, "ended", at_once=True)
@@ -526,7 +516,7 @@ class Estimator:
             self.log.write("replicas_differ", differ.step, {"what": str(error)})
             raise error from None
         except (OSError, UsageError):
-            self.lock().check_held()  # Without its directory, a run fails in many ways.
+            self.lock.check_held()  # Without its directory, a run fails in many ways.
             raise
 
     def _diagnose(
@@ -555,10 +545,7 @@ class Estimator:
 
     def _loss_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> mtf.Tensor:
         """Returns the loss as training computes it."""
-        loss = self._spec(ModeKeys.LOSS, mesh, features).loss
-        if loss is None:
-            raise ValueError("The model function returned no loss in the mode LOSS.")
-        return loss
+        return self._spec(ModeKeys.LOSS, mesh, features).outputs()["loss"]
 
     def _count_steps(self, steps_done: int) -> None:
         self.steps_done = steps_done

@@ -1,8 +1,15 @@
-"""Evaluates on a split of a problem and records the metrics."""
+"""Evaluates on a split of a problem and records the metrics.
+
+With `--eval_samples`, TensorBoard also shows texts and images that the model generates.
+"""
+
+from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 
+import numpy as np
 from absl import logging
 
 from t2tp.checkpoint import BestMetric
@@ -10,9 +17,12 @@ from t2tp.problems.metrics import compute, possible, reported, why_not
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from t2tp.trainer.inference.samples import DecodedSamples
+from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_for
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 from t2tp.trainer.run_spec import RunSpec
+
+# Max tokens of a language model's prompt, and of its continuation.
+_MOST_TOKENS = 64
 
 
 class SplitEvaluation:
@@ -45,10 +55,6 @@ class SplitEvaluation:
         self._samples = samples
         self._is_warned = False
         self._latest: tuple[int, dict[str, float]] | None = None
-
-    def resume(self) -> None:
-        """Prepares the summaries for a resumed training, which may evaluate some steps again."""
-        self.summaries.resume(self._estimator.steps_done)
 
     def run(self) -> dict[str, float]:
         """Evaluates the current variables; logs, records and returns the problem's metrics."""
@@ -121,15 +127,93 @@ class SplitEvaluation:
         stopping = self._spec.evaluation.early_stopping
         if stopping is None:
             return ""
-        cluster = self._estimator.connect()
-        reason = ""
-        if cluster.is_main_process:
-            evaluations = self.record.by_step(up_to=self._estimator.steps_done)
-            incomplete = [each for each in evaluations.values() if stopping.metric not in each]
-            if incomplete:
-                raise UsageError(
-                    f"early stopping by {stopping.metric}: the model's evaluations give only"
-                    f" {', '.join(incomplete[0])}"
-                )
-            reason = stopping.plateau(evaluations)
-        return cluster.process_broadcast("early stopping", reason)
+        # A run that resumed from an earlier checkpoint has yet to train the later steps again.
+        last_step = self._estimator.steps_done
+        evaluations = {step: x for step, x in self.on_record().items() if step <= last_step}
+        incomplete = [each for each in evaluations.values() if stopping.metric not in each]
+        if incomplete:
+            raise UsageError(
+                f"early stopping by {stopping.metric}: the model's evaluations give only"
+                f" {', '.join(incomplete[0])}"
+            )
+        return stopping.plateau(evaluations)
+
+
+class DecodedSamples:
+    """Shows the first examples of a split next to the outputs of the model.
+
+    For a problem with inputs, the columns are inputs, targets and output. For a language model,
+    the columns are the prompt, the text that follows it in the split, and the model's continuation.
+    For image generation, images of the split and of the model are shown.
+    """
+
+    def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:
+        """Checks, without decoding, that the model can generate samples.
+
+        Raises:
+          UsageError: the model is not autoregressive, or the problem has nothing to decode.
+        """
+        check_writes(spec.model)
+        if spec.problem.generated_images is None:
+            codec_for(spec.problem, spec.data_dir)
+        self._decoder = decoder
+        self._spec = spec
+        self._split = split
+        self._count = count
+
+    def write(self, step: int, summaries: SummaryWriter | None) -> None:
+        """Decodes with the current variables; process 0, which has `summaries`, writes the results.
+
+        The other processes only decode.
+        """
+        images = self._spec.problem.generated_images
+        if images is not None:
+            pixels = {"targets": self._rows(), "samples": self._decoder.images(self._count)}
+            for name, values in pixels.items():
+                if summaries is not None:
+                    summaries.images(step, name, images.brightness(values))
+        else:
+            names, rows = (
+                self._pairs() if self._spec.problem.reads_inputs else self._continuations()
+            )
+            if summaries is not None:
+                summaries.text(step, "samples", table(names, rows))
+        if summaries is not None:
+            summaries.flush()
+
+    def _rows(self) -> np.ndarray:
+        """Returns the targets of the examples."""
+        spec = self._spec
+        source = spec.problem.examples(spec.data_dir, self._split, spec.hparams.max_length)
+        rows = np.arange(min(self._count, len(source)))
+        return np.asarray(source.read("targets", rows, (slice(None),)))
+
+    def _pairs(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        rows = self._decoder.split(self._split, self._count)
+        texts = [(row.inputs, row.targets, row.outputs[0].text) for row in rows]
+        return ("inputs", "targets", "output"), texts
+
+    def _continuations(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        codec = codec_for(self._spec.problem, self._spec.data_dir)
+        size = min(self._spec.hparams.max_length // 2, _MOST_TOKENS)
+        rows_of_text = []
+        for row in self._rows():
+            prompt, continuation = codec.decode(row[:size].tolist()), row[size : 2 * size].tolist()
+            output = self._decoder.text(prompt, size)
+            rows_of_text.append((prompt, codec.decode(continuation), output))
+        return ("prompt", "text", "continuation"), rows_of_text
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Formats a Markdown table that shows texts literally."""
+    lines = [names, ["---"] * len(names), *([_escaped(text) for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _escaped(text: str) -> str:
+    """Escapes the characters that Markdown or HTML would interpret."""
+    for special in "\\`*_[]#":
+        text = text.replace(special, f"\\{special}")
+    for special, escaped in {"&": "&amp;", "<": "&lt;", "|": "&#124;", "\n": "<br>"}.items():
+        text = text.replace(special, escaped)
+    return text

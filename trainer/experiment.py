@@ -17,11 +17,10 @@ from t2tp.decoding import DecodeOptions
 from t2tp.layout_report import LayoutReport
 from t2tp.object_store.mirror import address_of
 from t2tp.suggestions import check_known
-from t2tp.trainer.evaluations import SplitEvaluation
+from t2tp.trainer.evaluations import DecodedSamples, SplitEvaluation
 from t2tp.trainer.hooks.hook import EvaluationHook, Hook
 from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
-from t2tp.trainer.inference.samples import DecodedSamples
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.references import References
@@ -350,7 +349,7 @@ class Experiment:
         if stop_reason:
             logging.info("stopped early at step %d: %s", self.estimator.steps_done, stop_reason)
             return
-        with self.estimator.lock():
+        with self.estimator.lock:
             if not self.estimator.steps_done:
                 run_files.check_not_trained(output_dir, self.spec.config.first_save)
             if cluster.is_main_process:
@@ -360,7 +359,7 @@ class Experiment:
             if resumed_step:
                 logging.info("resuming from the checkpoint of step %d", resumed_step)
             if ModeKeys.EVAL in SCHEDULES[schedule]:
-                self._evaluation.resume()
+                self._evaluation.summaries.resume(resumed_step)
             all_hooks = [*self._hooks, *hooks]
             self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 

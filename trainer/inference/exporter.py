@@ -1,7 +1,8 @@
-"""Exports the model of a run as a SavedModel that plain TensorFlow loads."""
+"""Exports the model of a run as a SavedModel, or for LiteRT, the runtime of small devices."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,22 +13,26 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 from absl import logging
 
+from t2tp.atomic_file import write_bytes
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.options import GREEDY
 from t2tp.layers.positions import context_length
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.model import EXAMPLE_INDEX, Classifier
 from t2tp.problems.vocab.vocabulary import Vocabulary
-from t2tp.program.program import Feature
+from t2tp.program.program import Feature, Program
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.inference.litert import SUFFIX, write_litert
 from t2tp.trainer.inference.run_decoder import with_eos
-from t2tp.trainer.inference.saved_model import Signatures, specs_of, traced
+from t2tp.trainer.inference.saved_model import Signatures, Tensors, specs_of, step_of, traced
 from t2tp.trainer.inference.serving import Step, TokenDecoding, decode_texts, in_chunks
 from t2tp.trainer.model_fn import ModeKeys
 
 if TYPE_CHECKING:
     from t2tp.trainer.run_spec import RunSpec
+
+_LITERT_SUFFIX = ".tflite"
+# The converter's message about an operation that LiteRT does not have.
+_MISSING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 
 
 class RunExporter:
@@ -108,7 +113,7 @@ class RunExporter:
         Raises:
           UsageError: the options are not greedy, or LiteRT lacks an operation; see `write_litert`.
         """
-        path = _new(directory, SUFFIX)
+        path = _new(directory, _LITERT_SUFFIX)
         if not self._writes:
             features = self._class_features()
             program = self._estimator.build(ModeKeys.PREDICT, features)
@@ -198,6 +203,50 @@ class RunExporter:
             return {"serving_default": traced(serve, **specs)}
 
         return features, signatures
+
+
+def write_litert(
+    program: Program,
+    path: Path,
+    signature: Callable[[Step], Callable[..., Tensors]],
+    int8: bool = False,
+    **inputs: tf.TensorSpec,
+) -> Path:
+    """Writes a single-device program and its variables, with only LiteRT's built-in operations.
+
+    Args:
+      program: the program, with restored variables.
+      path: the new file, which is also returned.
+      signature: maps the program's step to the function that the file contains.
+      int8: whether to store weights of 1,024 values or more as int8, with a scale per channel.
+        Activations are quantized while the model runs (LiteRT's dynamic range quantization).
+      **inputs: inputs of the signature, with fixed shapes.
+
+    Raises:
+      UsageError: LiteRT does not have an operation of the program; the message names it.
+      ValueError: the program has a mesh.
+      OSError: the file cannot be written.
+    """
+    program = program.for_conversion()
+    module = tf.Module()
+    module.variables_held = [v for each in program.variables for v in each.slices]
+    function = traced(signature(step_of(program)), **inputs)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
+    if int8:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    try:
+        contents = converter.convert()
+    except Exception as error:  # The converter's errors have no common class.
+        missing = sorted(set(_MISSING.findall(str(error))))
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        what = f"it does not have {', '.join(missing)}" if missing else reason
+        raise UsageError(
+            f"LiteRT cannot run this model: {what}; without --format=litert the export is a"
+            " SavedModel, which TensorFlow runs"
+        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, contents)
+    return path
 
 
 def _new(directory: str | PathLike[str], suffix: str = "") -> Path:

@@ -49,12 +49,8 @@ class EvaluationRecord:
         except OSError as error:  # An error of `write` or `fsync` does not name the file.
             raise UsageError(f"{self._path} cannot be written: {error}") from error
 
-    def by_step(self, up_to: int | None = None) -> dict[int, dict[str, float]]:
+    def by_step(self) -> dict[int, dict[str, float]]:
         """Returns the metrics of each step, in the order of steps.
-
-        Args:
-          up_to: the last step to return. A run that resumed from an earlier checkpoint passes its
-            own step, because the later evaluations are of steps that it has yet to train again.
 
         Raises:
           UsageError: the file exists and cannot be read.
@@ -64,7 +60,7 @@ class EvaluationRecord:
             evaluation = _read_line(line)
             if evaluation is None:
                 logging.warning("Skipping line %d of %s: not an evaluation", number, self._path)
-            elif up_to is None or evaluation[0] <= up_to:
+            else:
                 metrics[evaluation[0]] = evaluation[1]
         return dict(sorted(metrics.items()))
 

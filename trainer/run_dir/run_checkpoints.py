@@ -27,8 +27,7 @@ from t2tp.trainer.processes.multiprocess import checking_same_checkpoint
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_dir.run_lock import RunLock, RunLockedError
-from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver
-from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
+from t2tp.trainer.run_dir.run_saver import CheckpointHook, EverySeconds, EverySteps, RunSaver
 from t2tp.trainer.run_dir.token_rows import MatchedRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
@@ -287,7 +286,7 @@ class RunCheckpoints:
         if self._config.checkpoint_path:
             return
         if self._saver is not None:
-            self._saver.note_metrics(step, metrics)
+            self._saver.metrics = step, dict(metrics)
         if cluster.is_main_process:
             # The checkpoint may not be saved yet, or a training process may have deleted it.
             with as_usage_error(OSError), contextlib.suppress(FileNotFoundError):

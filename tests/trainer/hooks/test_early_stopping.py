@@ -3,11 +3,13 @@
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 from absl import logging
 
 from t2tp.checkpoint import BestMetric
+from t2tp.processes.cluster import ALONE
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.eval_config import EarlyStopping
 from t2tp.trainer.evaluations import SplitEvaluation
@@ -50,7 +52,6 @@ def test_the_record_keeps_the_later_of_two_evaluations_of_a_step(tmp_path):
     for step, loss in ((4, 3.0), (8, 2.0), (4, 2.5)):
         record.add(step, {"loss": loss})
     assert record.by_step() == {4: {"loss": 2.5}, 8: {"loss": 2.0}}
-    assert EvaluationRecord(tmp_path / "eval").by_step(up_to=7) == {4: {"loss": 2.5}}
     lines = (tmp_path / "eval/eval.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [8, 4]
 
@@ -106,3 +107,14 @@ def test_no_number_is_never_the_best(tmp_path, monkeypatch):
         "best loss 2.0000 at step 3, of 3 evaluations",
         "best loss 3.0000 at step 2, of 3 evaluations",
     ]
+
+
+def test_a_resumed_run_has_yet_to_train_the_later_steps(tmp_path):
+    evaluation = SplitEvaluation.__new__(SplitEvaluation)
+    evaluation.record = EvaluationRecord(tmp_path)
+    for step in (1, 8, 20):
+        evaluation.record.add(step, {"loss": 3.0})
+    evaluation._spec = SimpleNamespace(evaluation=SimpleNamespace(early_stopping=EarlyStopping(9)))
+    for steps_done, stops in ((8, False), (20, True)):
+        evaluation._estimator = SimpleNamespace(steps_done=steps_done, connect=lambda: ALONE)
+        assert bool(evaluation.plateau()) == stops

@@ -11,7 +11,7 @@ from t2tp import mtf, registry
 from t2tp.program.program import Feature, Program
 from t2tp.trainer.cli.programs import t2tp_exporter
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.inference.litert import write_litert
+from t2tp.trainer.inference.exporter import write_litert
 from tests.page_blocks import blocks
 from tests.trainer.trained_runs import PAIRS, TEXTS, Run, train
 

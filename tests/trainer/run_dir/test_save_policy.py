@@ -6,7 +6,7 @@ import pytest
 
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir.save_policy import EverySeconds
+from t2tp.trainer.run_dir.run_saver import EverySeconds
 
 
 def due_steps(seconds: float, step_seconds: Callable[[int], float], num_processes: int, steps: int):
