@@ -28,51 +28,41 @@ _MEASURED_SIZE, _MEASURED_TURNS = 1024, 5
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The peak of a mesh.
-
-    Attributes:
-      flops: FLOP/s of all devices together.
-      source: where the number comes from, as text.
-    """
-
-    flops: float
-    source: str
-
-
-@dataclass(frozen=True)
 class Utilization:
     """The FLOPs of a step and the peak of the mesh.
 
     Attributes:
       forward_flops: FLOPs of the forward pass's matmuls, on the whole mesh.
+      peak: FLOP/s of all devices together.
+      source: where the peak comes from, as text.
     """
 
     forward_flops: int
-    peak: Peak
+    peak: float
+    source: str
 
     def at(self, step_time: float) -> float:
         """Returns the MFU, 0 to 1, of a step of this many seconds."""
         # The backward pass has two matmuls for each matmul of the forward pass.
-        return 3 * self.forward_flops / (step_time * self.peak.flops)
+        return 3 * self.forward_flops / (step_time * self.peak)
 
     def describe(self) -> str:
         """Describes formula and peak in Markdown."""
         return (
-            f"MFU = 3 x {self.forward_flops:.6g} FLOP / (step time x {self.peak.flops:.6g}"
+            f"MFU = 3 x {self.forward_flops:.6g} FLOP / (step time x {self.peak:.6g}"
             " FLOP/s)\n\n"
             "- The FLOP are the forward pass's: einsums, convolutions and attentions,"
             " counted in the graph, a multiply-add being two; causal attention counts in full."
             " The backward pass has twice that number. Recomputed activations do not count.\n"
-            f"- The peak of all devices together: {self.peak.source}."
+            f"- The peak of all devices together: {self.source}."
         )
 
 
-def peak_of(cluster: Cluster, precision: str) -> Peak:
+def peak_of(cluster: Cluster, precision: str) -> tuple[float, str]:
     """Determines the peak of a mesh's devices for matmuls of float32, bfloat16 or float16.
 
-    Returns the tabulated peak of known GPUs. For other devices, and for float32 matmuls on a GPU
-    whose TF32 is disabled, returns the measured rate of a large matmul.
+    Returns FLOP/s and their source: the tabulated peak of known GPUs. For other devices, and for
+    float32 matmuls on a GPU whose TF32 is disabled, the measured rate of a large matmul.
     """
     number, device = len(cluster.devices), cluster.devices[cluster.local_pnums[0]]
     is_gpu = "GPU" in device
@@ -82,12 +72,12 @@ def peak_of(cluster: Cluster, precision: str) -> Peak:
             flops = 1e12 * (single if precision == "float32" else half)
             kind = "TF32" if precision == "float32" else precision
             source = f"{number} x {flops / 1e12:g} TFLOP/s, {kind} without sparsity, of {name}"
-            return Peak(number * flops, f"{source}, by NVIDIA's data sheet")
+            return number * flops, f"{source}, by NVIDIA's data sheet"
     measured = _measured(device, precision)
     units = number if is_gpu else cluster.num_processes  # Virtual devices share a host.
     what = f"{name or 'GPU'}" if is_gpu else "host, whose cores its virtual devices share"
     size = f"{_MEASURED_SIZE} x {_MEASURED_SIZE}"
-    return Peak(
+    return (
         units * measured,
         f"{units} x {measured / 1e9:.4g} GFLOP/s, a matmul of two {precision} matrices of {size},"
         f" measured at the beginning on one {what}",
