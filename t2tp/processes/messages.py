@@ -38,11 +38,14 @@ class Channel:
 
     A deadline is a time on the clock `time.monotonic()`. Methods with a deadline raise OSError if
     the deadline passes or the connection is lost.
+
+    Attributes:
+      connection: the connection, on which nothing else may be sent or received.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
         """Takes ownership of a connection; `secret` is the run's secret."""
-        self._connection = connection
+        self.connection = connection
         self._secret = secret
         self._before = b""  # The challenge or previous signature, which the next signature covers.
 
@@ -99,40 +102,28 @@ class Channel:
 
     def is_open(self) -> bool:
         """Whether the connection is open. Call this only while the other side sends nothing."""
-        self._connection.settimeout(0.0)
+        self.connection.settimeout(0.0)
         try:
-            return self._connection.recv(1) != b""
+            return self.connection.recv(1) != b""
         except BlockingIOError:
             return True
         except OSError:
             return False
-
-    def own_host(self) -> str:
-        """Returns this host's address, at which the other side sees this process."""
-        return self._connection.getsockname()[0]
-
-    def fileno(self) -> int:
-        """Returns the connection's file descriptor."""
-        return self._connection.fileno()
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._connection.close()
 
     def _signature(self, nonce: bytes, body: bytes) -> bytes:
         signed = b" ".join([self._before, nonce, body])
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest().encode()
 
     def _send_line(self, line: bytes, deadline: float) -> None:
-        self._connection.settimeout(_left(deadline))
-        self._connection.sendall(line + b"\n")
+        self.connection.settimeout(_left(deadline))
+        self.connection.sendall(line + b"\n")
 
     def _receive_line(self, deadline: float) -> bytes:
         """Reads one line. The two sides send alternately, so no data follow the line."""
         received = bytearray()
         while not received.endswith(b"\n"):
-            self._connection.settimeout(_left(deadline))
-            data = self._connection.recv(65536)
+            self.connection.settimeout(_left(deadline))
+            data = self.connection.recv(65536)
             if not data:
                 raise ConnectionError("closed")
             received += data

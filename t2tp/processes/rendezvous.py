@@ -79,7 +79,7 @@ def ending_together(channels: Sequence[Channel]) -> Iterator[None]:
     TensorFlow would wait for the lost process forever. Process 0 has a connection to each other
     process, and ends if one of them breaks; the others then lose their connection to process 0.
     """
-    with exit_if_broken([channel.fileno() for channel in channels]):
+    with exit_if_broken([channel.connection.fileno() for channel in channels]):
         if not all(channel.is_open() for channel in channels):
             raise MissingProcessError("Another process has ended while TensorFlow started.")
         yield
@@ -142,7 +142,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> RunMembers:
             with contextlib.suppress(OSError):  # TensorFlow will detect a lost process.
                 process.channel.send(answer, time.monotonic() + _MESSAGE_SECONDS)
             if error is not None or joined[process.process_id] is not process:
-                process.channel.close()
+                process.channel.connection.close()
     if error is not None:
         raise error
     return addresses, [process.channel for process in joined.values()]
@@ -152,14 +152,15 @@ def _register(spec: ProcessSpec, brings: str, seconds: float) -> RunMembers:
     """Sends this process's hello to process 0, and returns the addresses of all processes."""
     deadline = time.monotonic() + seconds
     channel = _connect(spec, deadline, seconds)
+    own_host = channel.connection.getsockname()[0]
     hello = {
         "process_id": spec.process_id,
         "num_processes": spec.num_processes,
         "brings": brings,
-        "address": spec.address or f"{channel.own_host()}:{free_port()}",
+        "address": spec.address or f"{own_host}:{free_port()}",
     }
     with contextlib.ExitStack() as stack:
-        stack.callback(channel.close)
+        stack.callback(channel.connection.close)
         try:
             channel.send(hello, time.monotonic() + _MESSAGE_SECONDS)
             answer = channel.receive(max(deadline, time.monotonic()) + _MESSAGE_SECONDS)
@@ -215,9 +216,9 @@ class _RendezvousServer:
             self.num_rejected += 1
             with contextlib.suppress(OSError):
                 channel.refuse(deadline)
-            channel.close()
+            channel.connection.close()
         except (OSError, ValueError, KeyError, TypeError):  # A port scanner, say.
-            channel.close()
+            channel.connection.close()
 
 
 def _missing(

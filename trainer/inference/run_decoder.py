@@ -70,18 +70,16 @@ class RunDecoder:
     def __init__(self, spec: RunSpec, estimator: Estimator, options: DecodeOptions) -> None:
         """Creates the decoder without building a program; `with_eos` adds EOS to the options."""
         self._estimator = estimator
-        self._problem = spec.problem
-        self._data_dir = spec.data_dir
+        self._spec = spec
         self._max_length = context_length(spec.hparams)
-        self._has_experts = getattr(spec.model_class, "has_experts", False)
         self._batch_size = options.batch_size
         self._decoder = self.with_options(options)
 
     def with_options(self, options: DecodeOptions) -> Decoder:
         """Returns a decoder with the same checkpoint and batch size, but other options."""
         options = replace(options, batch_size=self._batch_size)
-        options = with_eos(options, self._problem, self._data_dir)
-        images = self._problem.generated_images
+        options = with_eos(options, self._spec.problem, self._spec.data_dir)
+        images = self._spec.problem.generated_images
         return Decoder(
             functools.partial(self._estimator.predict, decode_options=options),
             self._estimator.layout,
@@ -92,7 +90,7 @@ class RunDecoder:
 
     @functools.cached_property
     def _codec(self) -> Codec:
-        return codec_for(self._problem, self._data_dir)
+        return codec_for(self._spec.problem, self._spec.data_dir)
 
     def text(self, text: str, length: int | None = None) -> str:
         """Decodes a source, or continues a prompt; errors as for `texts`.
@@ -100,7 +98,7 @@ class RunDecoder:
         `length` is the max number of tokens to generate; default: the length in the options.
         """
         codec = self._codec
-        request = replace(request_for(self._problem, codec, text), limit=length)
+        request = replace(request_for(self._spec.problem, codec, text), limit=length)
         [[best, *_]] = self._decoder([request])
         return codec.decode(best.tokens)
 
@@ -127,7 +125,7 @@ class RunDecoder:
         requests = []
         for number, each in enumerate(zip(lines, beginnings, strict=True), start=1):
             with naming_line(path, number):
-                requests.append(request_for(self._problem, codec, *each))
+                requests.append(request_for(self._spec.problem, codec, *each))
         yield from self._results(requests, path)
 
     def replies(self, prompts: Sequence[Sequence[int]], path: str = "") -> Iterator[Result]:
@@ -157,13 +155,13 @@ class RunDecoder:
           ValueError: there is no such split.
         """
         codec = self._codec
-        if not self._problem.reads_inputs:
+        if not self._spec.problem.reads_inputs:
             raise UsageError(
-                f"{self._problem.name} has no inputs to decode from: give prompts, with"
+                f"{self._spec.problem.name} has no inputs to decode from: give prompts, with"
                 " --decode_from_file or --decode_interactive"
             )
-        self._problem.check_split(split)
-        source = self._problem.examples(self._data_dir, split, self._max_length)
+        self._spec.problem.check_split(split)
+        source = self._spec.problem.examples(self._spec.data_dir, split, self._max_length)
         rows = np.arange(len(source) if count < 0 else min(count, len(source)))
         inputs, targets = (tokens_of(source, name, rows) for name in ("inputs", "targets"))
         decoded = self._decoder([Request(inputs=row) for row in inputs])
@@ -182,9 +180,9 @@ class RunDecoder:
         Raises:
           UsageError: the problem does not generate images.
         """
-        images = self._problem.generated_images
+        images = self._spec.problem.generated_images
         if images is None:
-            raise UsageError(f"{self._problem.name} does not generate images")
+            raise UsageError(f"{self._spec.problem.name} does not generate images")
         hypotheses = self._decoder([Request(limit=images.num_values)] * count)
         return images.from_tokens([best.tokens for best, *_ in hypotheses])
 
@@ -198,7 +196,7 @@ class RunDecoder:
           ValueError: a line has no tab, is too long for the model, or cannot be encoded.
         """
         codec = self._codec
-        reads_inputs, eos_id = self._problem.reads_inputs, codec.end_of_document
+        reads_inputs, eos_id = self._spec.problem.reads_inputs, codec.end_of_document
         rows = []
         for number, line in enumerate(lines, start=1):
             with naming_line(path, number):
@@ -219,7 +217,8 @@ class RunDecoder:
         A model with experts scores one row at a time, because the tokens of one row can take
         the places of another row's tokens in an expert.
         """
-        size = 1 if self._has_experts else self._decoder.options.batch_size
+        has_experts = getattr(self._spec.model_class, "has_experts", False)
+        size = 1 if has_experts else self._decoder.options.batch_size
         estimator = self._estimator
         return Scorer(
             lambda features, batch: estimator.build(ModeKeys.SCORE, features)(batch),

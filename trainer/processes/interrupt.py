@@ -55,27 +55,23 @@ class InterruptHandler:
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds
-        self._timer: threading.Timer | None = None
         self._steps_done = steps_done
         self._received = 0
         self._received_at = 0.0
         self._vote: StopVote | None = None
         self._in_main_thread = threading.current_thread() is threading.main_thread()
-        self._handlers = contextlib.ExitStack()
+        self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> InterruptHandler:
         if self._in_main_thread:
-            self._handlers.enter_context(handled(self._note))
+            self._cleanup.enter_context(handled(self._note))
         if self._cluster.coordination is not None:
             self._vote = StopVote(self._cluster, self._steps_done, lambda: self._received)
+            self._cleanup.callback(self._vote.close)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._vote is not None:
-            self._vote.close()
-        self._handlers.close()
+        self._cleanup.close()
 
     def stops_after(self, steps_done: int) -> bool:
         """Whether to stop after step `steps_done`, which has just finished.
@@ -101,9 +97,10 @@ class InterruptHandler:
             raise Interrupted("interrupted again: exiting with the last checkpoint", number)
         self._received, self._received_at = number, now
         if self._grace_seconds is not None:
-            self._timer = threading.Timer(self._grace_seconds, self._leave)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(self._grace_seconds, self._leave)
+            timer.daemon = True
+            timer.start()
+            self._cleanup.callback(timer.cancel)
         logging.info("interrupted: finishing and saving the step (interrupt again to exit at once)")
 
     def _leave(self) -> None:
