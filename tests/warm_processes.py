@@ -104,6 +104,15 @@ def started(target, arguments, environments, out_dir):
         ]
 
 
+def ended(processes, codes):
+    """Waits until each process of `started` ends with its code; returns what is on each stderr."""
+    with processes as running:
+        found = [process.wait() for process in running]
+        said = [process.err.read_text() for process in running]
+    assert found == codes, said
+    return said
+
+
 def printed(target, arguments, environments, out_dir, seconds=120):
     """Runs several processes and checks that they succeed; returns the last line of each."""
     with started(target, arguments, environments, out_dir) as processes:

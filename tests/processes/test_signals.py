@@ -1,7 +1,6 @@
 """SIGTERM ends a program of several processes in each of its phases; nobody is left behind."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from t2tp.processes.process_spec import LOST_EXIT_CODE
-from t2tp.processes.rendezvous import free_port
 from tests.patience import PATIENCE, wait_until
+from tests.warm_processes import tf_configs
 
 LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 # Phase -> number of processes that are in it at the same time.
@@ -65,14 +64,12 @@ def test_sigterm_ends_a_program_in_each_phase(phase):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_ended_while_tensorflow_starts_ends_the_other(victim, number):
     """Without a launcher; the other process is inside TensorFlow and would wait forever."""
-    addresses = [f"localhost:{free_port()}" for _ in range(2)]
     with contextlib.ExitStack() as stack:
         processes = []
-        for index in range(2):
-            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        for environment in tf_configs(2):
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.processes.phases", "starting"],
-                env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                env={**os.environ, **environment},
                 stdout=subprocess.PIPE,
                 text=True,
             )

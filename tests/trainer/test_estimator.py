@@ -16,7 +16,7 @@ from t2tp.program.program import Feature
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from tests.trainer import toy
-from tests.trainer.toy_estimator import At, Crash, Note, estimator, losses
+from tests.trainer.toy_estimator import At, Note, crash, estimator, losses
 from tests.warm_processes import WarmProcess
 
 
@@ -71,7 +71,7 @@ def test_another_optimizers_state_is_refused_to_train_with_but_not_to_evaluate(t
 
 def test_what_hooks_do_at_a_step_is_done_when_it_is_saved(tmp_path):
     with pytest.raises(RuntimeError, match="crash"):
-        estimator(tmp_path).train(toy.inputs(), 14, [Crash(at=8)])
+        estimator(tmp_path).train(toy.inputs(), 14, [At(8, crash)])
     assert checkpoint.all_steps(tmp_path / "checkpoints") == [4]
 
 
@@ -109,14 +109,9 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
 
 
 def test_a_second_signal_leaves_at_once_and_says_so(tmp_path):
-    class Twice(Hook):
-        def before_step(self, training: Training) -> None:
-            if training.steps_done == 5:
-                os.kill(os.getpid(), signal.SIGINT)
-                os.kill(os.getpid(), signal.SIGINT)
-
+    interrupts = [At(5, lambda: os.kill(os.getpid(), signal.SIGINT)) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt, match="interrupted again"):
-        estimator(tmp_path).train(toy.inputs(), 12, [Twice()])
+        estimator(tmp_path).train(toy.inputs(), 12, interrupts)
 
 
 def train_and_get_stuck() -> None:

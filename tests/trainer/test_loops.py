@@ -6,15 +6,14 @@ import signal
 import sys
 import threading
 
-import numpy as np
 import pytest
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint.inspection import differences
 from t2tp.program.program import Program
 from t2tp.trainer.loops import prefetched
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
-from tests.checkpoint.samples import values_in
 from tests.patience import PATIENCE
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, Note, estimator, losses, step_directory
@@ -25,10 +24,7 @@ KILLED_STEPS = 3000
 
 def assert_same_values(one, other, step):
     """Asserts that two runs have the same checkpoint of a step, bit for bit."""
-    values, others = (values_in(Checkpoint(step_directory(run, step))) for run in (one, other))
-    assert values.keys() == others.keys()
-    for name, value in values.items():
-        np.testing.assert_array_equal(others[name], value, err_msg=name)
+    assert not differences(*(Checkpoint(step_directory(run, step)) for run in (one, other)))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from t2tp.checkpoint import last_finished
 from t2tp.trainer.processes.local_processes import environments_of
 from tests.trainer.processes import stopping_hooks
 from tests.trainer.small_run import assert_same, flags
-from tests.warm_processes import started
+from tests.warm_processes import ended, started
 
 STEPS, SAVE, DIE_AT = 6, 2, 5
 # Each device has one thread, because the order of sums may depend on the number of threads.
@@ -36,32 +36,28 @@ def test_a_kill_changes_no_bit(model, mesh, hparams, killed, resumed, tmp_path, 
     """Process `killed - 1` of `killed` dies; the run is started again on `resumed` processes."""
     hooks = stopping_hooks.make(tmp_path)
 
-    def train(run: str, count: int, codes: set[int], **more: str) -> str:
+    def train(run: str, codes: list[int], **more: str) -> str:
         hparams_set = "transformer_moe_tiny" if "moe" in model else "transformer_lm_test"
         given = {"model": model, "hparams_set": hparams_set, "mesh_shape": mesh}
         given |= {"hparams": f"layer_prepostprocess_dropout=0.1,{hparams}", "train_steps": STEPS}
         given |= {"save_checkpoints_steps": SAVE, "t2t_usr_dir": hooks, "hooks": "stopping"}
         command = flags(tmp_path / run, data_dir, **given)
-        environments = [{**ONE_THREAD, **more}]
+        environments, count = [{**ONE_THREAD, **more}], len(codes)
         if count > 1:
             environments = environments_of(count, None, environments[0], [])
         main = "t2tp.trainer.cli.programs:t2tp_trainer"
         number = len(list(tmp_path.glob("said*")))
         output = tmp_path / f"said{number}"
-        with started(main, [command] * count, environments, output) as processes:
-            ended = [process.wait() for process in processes]
-            said = [process.err.read_text() for process in processes]
-            assert set(ended) == codes, said
-        return said[0]
+        return ended(started(main, [command] * count, environments, output), codes)[0]
 
-    train("alone", 1, {0})
+    train("alone", [0])
     die_at = f"{killed - 1}:{DIE_AT}"
-    said = train("run", killed, {-9} | ({3} if killed > 1 else set()), DIE_AT=die_at)
+    said = train("run", [3] * (killed - 1) + [-9], DIE_AT=die_at)
     saved = last_finished(tmp_path / "run/checkpoints")
     assert saved.step in (DIE_AT - 1, DIE_AT - 1 - SAVE)
     if killed > 1:
         gone = rf"Process {killed - 1} of {killed} \(localhost:\d+\) is gone\."
         went_on = rf" The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
         assert re.search(f"t2tp.*{gone}.*{went_on} processes again", said.splitlines()[-1]), said
-    train("run", resumed, {0})
+    train("run", [0] * resumed)
     assert_same(tmp_path / "run", tmp_path / "alone", STEPS)

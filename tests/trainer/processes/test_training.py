@@ -23,7 +23,7 @@ from t2tp.trainer.processes.local_processes import environments_of
 from tests.trainer import small_run
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
-from tests.warm_processes import started
+from tests.warm_processes import ended, started
 
 pytestmark = pytest.mark.slow
 
@@ -73,15 +73,6 @@ def start(tmp_path: Path):
         return started("t2tp.trainer.cli.programs:t2tp_trainer", arguments, environments, directory)
 
     return run
-
-
-def ended(processes, codes: list[int]) -> list[str]:
-    """Waits until each process ends with its code; returns what each has printed on stderr."""
-    with processes as started:
-        found = [process.wait() for process in started]
-        said = [process.err.read_text() for process in started]
-    assert found == codes, said
-    return said
 
 
 def losses(directory: Path) -> np.ndarray:

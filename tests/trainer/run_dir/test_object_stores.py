@@ -12,7 +12,7 @@ from t2tp.checkpoint import Checkpoint
 from t2tp.trainer.cli import programs
 from tests.store_server import SECRET, StoreServer
 from tests.trainer.small_run import flags
-from tests.warm_processes import WarmProcess, started, tf_configs
+from tests.warm_processes import WarmProcess, ended, started, tf_configs
 from tools.page_commands import commands
 
 pytestmark = pytest.mark.slow
@@ -89,8 +89,7 @@ def test_two_processes_train_in_a_store_and_one_goes_on_elsewhere(server, tmp_pa
     two = [server.environment(tmp_path / "host") | config for config in tf_configs(2)]
     arguments = command("s3://bucket/run", data_dir)
     half = [each.replace(f"steps={STEPS}", "steps=6") for each in arguments]
-    with started(MAIN, [half, half], two, tmp_path / "said") as processes:
-        assert [each.wait() for each in processes] == [0, 0], processes[0].err.read_text()
+    ended(started(MAIN, [half, half], two, tmp_path / "said"), [0, 0])
     seen = in_store(server, tmp_path / "seen")
     assert sorted(seen) == [4, 6]
     size = sum(len(content) for name, content in seen[6].items() if ".data-" in name)

@@ -20,7 +20,7 @@ from tests.killed import killed_before_renaming
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_log
 from tests.trainer.tiny_experiment import experiment
-from tests.trainer.toy_estimator import Crash, estimator
+from tests.trainer.toy_estimator import At, crash, estimator
 
 
 def shown_steps(directory: Path, tag: str) -> list[int]:
@@ -44,13 +44,13 @@ def test_tensorboard_and_the_json_log_have_each_step_once(tmp_path):
     """The run is also moved, twice."""
     run, log = tmp_path / "run", tmp_path / "log.jsonl"
     crashes = ((run, 7), (tmp_path / "moved", 10), (tmp_path / "again", 99))
-    for directory, crash in crashes:
+    for directory, last in crashes:
         if run != directory:
             run = run.rename(directory)
             wait_for_the_next_second()
         with contextlib.suppress(RuntimeError):
-            estimator(run, log_json=str(log)).train(toy.inputs(), 12, [Crash(crash)])
-        steps = [*range(1, min(crash, 12) + 1)]
+            estimator(run, log_json=str(log)).train(toy.inputs(), 12, [At(last, crash)])
+        steps = [*range(1, min(last, 12) + 1)]
         assert shown_steps(run, "loss") == steps
         assert [event["step"] for event in read_log(log, "report")] == steps
     began = [(event["step"], event["run"]) for event in read_log(log, "began")]

@@ -60,11 +60,8 @@ def test_a_named_checkpoint_is_taken_and_no_other(run):
     for path in (step_directory(run, 10), run):
         with pytest.raises(UnusableCheckpointError, match="step-00000010 is damaged"):
             estimator(run, checkpoint_path=str(path)).evaluate(toy.inputs(), 1)
-
-
-def test_to_train_from_a_named_checkpoint_is_a_new_run(trained_run):
     with pytest.raises(UsageError, match="a new run with warm_start_from="):
-        estimator(trained_run, checkpoint_path=str(trained_run)).train(toy.inputs(), 12)
+        evaluating.train(toy.inputs(), 12)
 
 
 def test_another_optimizer_is_told_how_to_begin(tmp_path):

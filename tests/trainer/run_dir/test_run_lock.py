@@ -5,11 +5,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -17,52 +16,42 @@ import pytest
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.run_lock import LOCK_FILE, RunLock, RunLockedError, RunMovedError
+from tests.patience import PATIENCE, wait_until
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, Note, estimator
 from tests.two_in_threads import run_two
+from tests.warm_processes import start
 
 ALONE = Cluster(("CPU:0",))
 
-# Holds the lock of a directory as the trainer does, without importing TensorFlow.
-HOLDER = """
-import fcntl, json, os, socket, sys
-from pathlib import Path
-file = open(Path(sys.argv[1], "run.lock"), "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": "yesterday"}, file)
-file.flush()
-print("locked", flush=True)
-sys.stdin.read()
-"""
+
+def hold(directory: Path) -> None:
+    """Holds the lock of a directory until the process is killed."""
+    with RunLock(str(directory), ALONE):
+        time.sleep(PATIENCE)
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[subprocess.Popen]:
+def held(directory: Path) -> Iterator[BaseProcess]:
     """Runs another process that holds the lock."""
-    directory.mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "locked\n"
+    process, file = start(hold, directory), directory / LOCK_FILE
+    wait_until(lambda: file.exists() and file.read_text() != "")
     try:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.join()
 
 
 def test_who_holds_the_lock_is_named_and_nothing_is_touched(tmp_path):
     with held(tmp_path) as process:
         said = f"{tmp_path} is in use by process {process.pid} on {socket.gethostname()}"
         for _ in range(2):
-            with pytest.raises(RunLockedError, match=f"{re.escape(said)}, since yesterday: wait"):
+            with pytest.raises(RunLockedError, match=f"{re.escape(said)}, since .*: wait"):
                 RunLock(str(tmp_path), ALONE).__enter__()
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == process.pid
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     with RunLock(str(tmp_path), ALONE):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
 

@@ -22,7 +22,7 @@ from t2tp.trainer.run_dir.run_lock import RunMovedError
 from t2tp.trainer.run_dir.run_saver import SavingError
 from tests.patience import PATIENCE, wait_until
 from tests.trainer import toy
-from tests.trainer.toy_estimator import At, Crash, Note, estimator, step_directory
+from tests.trainer.toy_estimator import At, Note, crash, estimator, step_directory
 
 
 def test_a_checkpoint_names_dimensions_what_is_trained_and_its_layout(trained_run):
@@ -86,7 +86,7 @@ def test_an_interrupt_waits_for_what_is_being_written(tmp_path, slow_saves):
 
 
 def test_a_training_that_fails_waits_for_what_is_being_written(tmp_path, slow_saves):
-    hooks = [At(5, lambda: soon(slow_saves.set)), Crash(5)]
+    hooks = [At(5, lambda: soon(slow_saves.set)), At(5, crash)]
     with pytest.raises(RuntimeError, match="crash"):
         estimator(tmp_path).train(toy.inputs(), 7, hooks)
     assert all_steps(tmp_path / "checkpoints") == [4]

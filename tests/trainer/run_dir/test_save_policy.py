@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from t2tp.processes.cluster import Cluster
-from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.run_saver import EverySeconds
 
 
@@ -40,10 +39,3 @@ def test_a_checkpoint_every_so_many_seconds(num_processes):
 def test_steps_that_become_slower_are_noticed_on_the_way():
     due, _ = due_steps(100.0, lambda step: 0.1 if step < 300 else 1.0, 4, 900)
     assert due[0] < 600  # At step 300, 70 s are left; steps then take 1 s.
-
-
-def test_by_the_clock_or_by_steps_but_not_both():
-    with pytest.raises(ValueError, match="are both given: choose one"):
-        RunConfig("run", save_checkpoints_steps=1, save_checkpoints_secs=1.0)
-    with pytest.raises(ValueError, match="save_checkpoints_secs is 0, and must be above 0"):
-        RunConfig("run", save_checkpoints_secs=0)

@@ -8,7 +8,7 @@ from t2tp.checkpoint import Checkpoint, all_steps, last_finished, step_directory
 from t2tp.trainer.processes.local_processes import environments_of
 from tests.files import flip
 from tests.trainer.small_run import flags
-from tests.warm_processes import started
+from tests.warm_processes import ended, started
 
 pytestmark = pytest.mark.slow
 
@@ -21,11 +21,8 @@ def train_together(run: Path, data_dir: Path, steps: int) -> list[str]:
     saving = {"save_checkpoints_secs": 0.2, "keep_checkpoint_max": 50}
     arguments = flags(run, data_dir, mesh_shape=MESH, train_steps=steps, **saving)
     target, said_in = "t2tp.trainer.cli.programs:t2tp_trainer", run.with_name(f"said-{steps}")
-    with started(target, [arguments] * 2, environments_of(2, None, {}, []), said_in) as processes:
-        codes = [process.wait() for process in processes]
-        said = [process.err.read_text() for process in processes]
-    assert codes == [0, 0], said
-    return said
+    processes = started(target, [arguments] * 2, environments_of(2, None, {}, []), said_in)
+    return ended(processes, [0, 0])
 
 
 @pytest.mark.ci_only
