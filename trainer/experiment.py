@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from absl import logging
@@ -90,6 +89,7 @@ class Experiment:
         self._train_inputs = spec.training_inputs()
         self._references = References(spec, self.estimator)
         self._goal = self._find_goal()
+        self._checkpoints = checkpoint_directory(spec.config.output_dir)
         self._is_checked = False
         saved = spec.saved.flags if spec.saved else {}
         self._flags: dict[str, Any] = {
@@ -288,10 +288,6 @@ class Experiment:
     @property
     def _decoder(self) -> RunDecoder:
         return RunDecoder(self.spec, self.estimator, self._decode_options)
-
-    @property
-    def _checkpoints(self) -> Path:
-        return checkpoint_directory(self.spec.config.output_dir)
 
     @functools.cached_property
     def _evaluation(self) -> SplitEvaluation:

@@ -61,18 +61,14 @@ class ReportHook(Hook):
             speed = self._speed(training, sums) if is_timed else {}
             # If a metric has the same name as a scalar of the step, the scalar is reported, because
             # a custom model function may define its own loss.
-            scalars = self._metric_values(sums) | step_scalars | speed
+            names = sorted({"perplexity", *self.metrics})
+            metrics = reported(names, sums) if sums.get("tokens") else {}
+            scalars = metrics | step_scalars | speed
             scalars |= memory_in_use(self.cluster)
             for sink in self.sinks:
                 sink(step, scalars)
         if self._is_first:
             self._last, self._is_first = self._now(training), False
-
-    def _metric_values(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Computes the metrics of the step and its perplexity."""
-        if not sums.get("tokens"):
-            return {}
-        return reported(sorted({"perplexity", *self.metrics}), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
         """Computes seconds per step since the last report, their parts by purpose, and rates."""

@@ -58,7 +58,6 @@ class RunExporter:
           UsageError: the model neither generates nor classifies, or the length is out of range.
         """
         problem = spec.problem
-        self._problem = problem
         self._spec = spec
         self._options = with_eos(options, problem, spec.data_dir)
         longest = context_length(spec.hparams)
@@ -142,7 +141,7 @@ class RunExporter:
     def _tokens(self) -> TokenDecoding:
         return TokenDecoding(
             self._options,
-            self._problem.reads_inputs,
+            self._spec.problem.reads_inputs,
             self._most,
             context_length(self._spec.hparams),
             self._estimator.config.random_seed,
@@ -154,7 +153,7 @@ class RunExporter:
         The signature `tokens` maps tokens to tokens. The signature `serving_default` maps text to
         text if TensorFlow can run the problem's tokenizer, and equals `tokens` otherwise.
         """
-        problem = self._problem
+        problem = self._spec.problem
 
         def signatures(step: Step) -> dict[str, tf.types.experimental.ConcreteFunction]:
             def serve_tokens(ids: tf.Tensor, lengths: tf.Tensor) -> Mapping[str, tf.Tensor]:
@@ -184,7 +183,7 @@ class RunExporter:
         """Returns the features of a classifier, of `batch_size` rows."""
         batch = {"batch_size": self._options.batch_size, "batch_size_unit": "sequences_per_batch"}
         spec = self._spec.with_hparams(batch | {"max_length": self._most})
-        inputs = spec.evaluation_inputs(self._problem.splits[-1])
+        inputs = spec.evaluation_inputs(self._spec.problem.splits[-1])
         omitted = ("targets", "weights", EXAMPLE_INDEX)
         return {name: f for name, f in inputs.features.items() if name not in omitted}
 

@@ -153,7 +153,7 @@ class LocalProcesses:
         self._kill_seconds = kill_seconds
         self._first = 0
         self._outputs = selectors.DefaultSelector()
-        self._failures: list[int] = []  # Indices into `processes`, the first failure first.
+        self._failures: dict[int, ProcessOutcome] = {}  # By index in `processes`, oldest first.
 
     def start(
         self, command: Sequence[str], environments: Sequence[dict[str, str]], first: int = 0
@@ -167,7 +167,7 @@ class LocalProcesses:
         """
         reported: set[str] = set()
         self.processes.clear()
-        self._failures, self._first = [], first
+        self._failures, self._first = {}, first
         for process_id, environment in enumerate(environments, start=first):
             process = children.start(
                 command,
@@ -205,7 +205,7 @@ class LocalProcesses:
             self._copy_output()
         for key in list(self._outputs.get_map().values()):
             self._outputs.unregister(key.fileobj)
-        outcomes = [self._outcome(position) for position in self._failures]
+        outcomes = list(self._failures.values())
         causes = [each for each in outcomes if each.code != process_spec.LOST_EXIT_CODE]
         return (causes or outcomes or [ProcessOutcome(0)])[0]
 
@@ -218,8 +218,9 @@ class LocalProcesses:
     def _are_running(self) -> bool:
         codes = [process.poll() for process in self.processes]
         for position, code in enumerate(codes):
-            if code and position not in self._failures:
-                self._failures.append(position)
+            if code:
+                outcome = ProcessOutcome(children.exit_code(code), self._first + position)
+                self._failures.setdefault(position, outcome)
         return None in codes
 
     def signal(self, number: int) -> None:
@@ -233,10 +234,6 @@ class LocalProcesses:
         for key, _ in self._outputs.select(_POLL_SECONDS):
             if not key.data.copy():
                 self._outputs.unregister(key.fileobj)
-
-    def _outcome(self, position: int) -> ProcessOutcome:
-        code = children.exit_code(self.processes[position].returncode)
-        return ProcessOutcome(code, self._first + position)
 
 
 class _OutputLines:
