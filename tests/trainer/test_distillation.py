@@ -11,28 +11,20 @@ from t2tp import checkpoint, problems
 from t2tp.planner import ClusterFile
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.hooks.hook import Hook
 from t2tp.trainer.layout_check import check_run_layout
 from t2tp.trainer.other_run import OtherRun
 from t2tp.trainer.planning import request
 from tests.huggingface.tiny_files import write_tiny_llama
 from tests.trainer.tiny_experiment import experiment
+from tests.trainer.toy_estimator import losses
 
 STUDENT = "d_model=16,d_ff=32,num_heads=2,learning_rate_schedule=constant"
 
 
-class Losses(Hook):
-    def __init__(self):
-        self.losses = []
-
-    def after_step(self, training, outputs):
-        self.losses.append(float(outputs["loss"]))
-
-
 def trained(run, data_dir, changes="", **settings):
-    hook = Losses()
-    experiment(run, data_dir, changes, hooks=[hook], **settings).train()
-    return hook.losses
+    """Trains, and returns the losses of all steps of the run."""
+    experiment(run, data_dir, changes, **settings).train()
+    return losses(run)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +40,11 @@ def on_one_device(tmp_path_factory, data_dir, teacher):
     """Returns a function that trains a student on one device, once for all tests."""
 
     @functools.cache
-    def losses(student):
+    def losses_of(student):
         run = tmp_path_factory.mktemp("one") / "run"
         return trained(run, data_dir, student, teacher=str(teacher))
 
-    return losses
+    return losses_of
 
 
 def test_a_teacher_of_no_weight_changes_nothing(tmp_path, data_dir, teacher):
@@ -64,14 +56,14 @@ def test_a_teacher_of_no_weight_changes_nothing(tmp_path, data_dir, teacher):
 
 
 def test_a_model_has_nothing_to_learn_from_itself_without_dropout(tmp_path, data_dir, teacher):
-    losses = trained(
+    found = trained(
         tmp_path / "same",
         data_dir,
         "distillation_weight=1,weight_decay=0,layer_prepostprocess_dropout=0",
         teacher=str(teacher),
         warm_start_from=str(teacher),
     )
-    assert losses == pytest.approx([0] * len(losses), abs=1e-5)
+    assert found == pytest.approx([0] * len(found), abs=1e-5)
 
 
 STAGES = "mesh_shape=stage:2,layout=layers:stage,microbatches=2"
@@ -85,8 +77,8 @@ def test_every_layout_learns_the_same_and_no_checkpoint_has_the_teacher(
     student = f"{STUDENT},num_hidden_layers=2"
     changes = ",".join(filter(None, [student, mesh]))
     run = tmp_path / "run"
-    losses = trained(run, data_dir, changes, teacher=str(teacher))
-    np.testing.assert_allclose(losses, on_one_device(student), rtol=1e-5)
+    found = trained(run, data_dir, changes, teacher=str(teacher))
+    np.testing.assert_allclose(found, on_one_device(student), rtol=1e-5)
     names = checkpoint.Checkpoint(checkpoint.last_finished(run / "checkpoints").path).shapes()
     assert not [name for name in names if name.startswith("teacher")]
     assert any(name.startswith("layer_00") or "embedding" in name for name in names)
@@ -146,9 +138,8 @@ def test_rows_for_padding_are_left_out_of_the_comparison(tmp_path, data_dir, tea
 def test_a_resumed_run_goes_on_with_its_teacher(tmp_path, data_dir, teacher):
     whole = trained(tmp_path / "whole", data_dir, STUDENT, teacher=str(teacher))
     run = tmp_path / "run"
-    first = trained(run, data_dir, STUDENT, teacher=str(teacher), train_steps=3)
-    rest = trained(run, data_dir, STUDENT, teacher=str(teacher))
-    assert first + rest == whole
+    trained(run, data_dir, STUDENT, teacher=str(teacher), train_steps=3)
+    assert trained(run, data_dir, STUDENT, teacher=str(teacher)) == whole
 
 
 def test_a_hugging_face_directory_teaches_as_the_run_of_it(tmp_path):
@@ -192,5 +183,5 @@ def test_exact_sums_have_the_same_bits_with_a_teacher(
     tmp_path, data_dir, teacher, on_one_device, mesh
 ):
     student = f"{STUDENT},d_kv=16,num_hidden_layers=2,exact_sums=8"
-    losses = trained(tmp_path / "run", data_dir, f"{student},{mesh}", teacher=str(teacher))
-    assert losses == on_one_device(student)
+    found = trained(tmp_path / "run", data_dir, f"{student},{mesh}", teacher=str(teacher))
+    assert found == on_one_device(student)

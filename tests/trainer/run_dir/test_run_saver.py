@@ -20,7 +20,7 @@ from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_dir.find_checkpoint import find
 from t2tp.trainer.run_dir.run_lock import RunMovedError
 from t2tp.trainer.run_dir.run_saver import SavingError
-from tests.patience import PATIENCE, wait_until
+from tests.patience import PATIENCE
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, Note, crash, estimator, step_directory
 
@@ -94,10 +94,11 @@ def test_a_training_that_fails_waits_for_what_is_being_written(tmp_path, slow_sa
 
 def test_a_deleted_checkpoint_is_noticed_at_the_next_save(tmp_path, caplog):
     def spoil() -> None:
-        wait_until(lambda: all_steps(tmp_path / "checkpoints") == [4])
+        trained._checkpoints._saver.wait()  # Until step 4 is saved.
         shutil.rmtree(tmp_path / "checkpoints")
 
-    estimator(tmp_path).train(toy.inputs(), 8, [At(6, spoil)])
+    trained = estimator(tmp_path)
+    trained.train(toy.inputs(), 8, [At(6, spoil)])
     assert "step-00000004 was deleted by another program" in caplog.text
     assert all_steps(tmp_path / "checkpoints") == [8]
 
