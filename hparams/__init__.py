@@ -8,4 +8,4 @@ layout, optimizer, schedule). A set is a table in the TOML file of its family, s
 longest name that begins the set's name. `ranges.toml` has the search spaces of `t2tp_tune`.
 """
 
-from t2tp.hparams import base, ranges  # noqa: F401  (they register themselves)
+from t2tp.hparams import base  # noqa: F401  (it registers the sets)

@@ -1,5 +1,7 @@
 """Declares the hyperparameters of `declarations.toml`, and registers the sets of the other files.
 
+`ranges.toml` has the ranged sets, which are search spaces for `t2tp_tune`.
+
 A set is a table `[model.name]` with its help text `doc`, its `parent`, and the values that differ
 from the parent's. A set without a parent begins with the trainer's hyperparameters. `declares`
 names groups of declarations.toml with the hyperparameters that the set's model reads, and `without`
@@ -16,7 +18,6 @@ the groups of the parent that it does not read:
     d_model = 384
 """
 
-import copy
 import functools
 import importlib.resources
 from collections.abc import Mapping
@@ -24,22 +25,21 @@ from typing import Any
 
 from t2tp import choices, registry
 from t2tp.hparam import HParams
-from t2tp.hparams.ranges import RANGES
+from t2tp.ranged_hparams import RangedHParams
 from t2tp.toml import read_packaged, tomllib
 
-DECLARATIONS = "declarations.toml"
+DECLARATIONS, RANGES = "declarations.toml", "ranges.toml"
 
 # Groups that every set has, because the trainer reads them.
 _GROUPS = ("base", "optimizer", "guards", "learning_rate")
 
 # Limits that many hyperparameters share.
 _MAX_SIZE = 2**20
-_RANGES: dict[str, dict[str, float]] = {
+_LIMITS: dict[str, dict[str, float]] = {
     "size": {"min": 1, "max": _MAX_SIZE},
     "size_or_0": {"min": 0, "max": _MAX_SIZE},
     "rate": {"min": 0, "below": 1},
 }
-_LISTS = {"list[int]": list[int], "list[float]": list[float], "list[str]": list[str]}
 
 
 def base_hparams() -> HParams:
@@ -57,11 +57,9 @@ def declare(hparams: HParams, *groups: str) -> None:
     """
     for group in groups:
         for name, declared in _declarations()[group].items():
-            row = copy.deepcopy(declared)
+            row = dict(declared)
             if "range" in row:
-                row |= _RANGES[row.pop("range")]
-            if "type" in row:
-                row["type"] = _LISTS[row["type"]]
+                row |= _LIMITS[row.pop("range")]
             if isinstance(row.get("choices"), str):
                 row["choices"] = getattr(choices, row["choices"])
             hparams.add(name, **row)
@@ -98,6 +96,21 @@ def register_variants(text: str) -> None:
             _register(model, name, row)
 
 
+def _register_ranges(name: str, rows: Mapping[str, Mapping[str, Any]], doc: str) -> None:
+    def add_ranges(ranged: RangedHParams) -> None:
+        for each, row in rows.items():
+            if "values" in row:
+                ranged.set_categorical(each, row["values"])
+                continue
+            add = ranged.set_int if isinstance(row["min"], int) else ranged.set_float
+            add(each, row["min"], row["max"], scale=row.get("scale", ranged.LINEAR_SCALE))
+
+    add_ranges.__doc__ = doc
+    registry.register_ranged_hparams(name)(add_ranges)
+
+
 for file in importlib.resources.files(__package__).iterdir():
     if file.name.endswith(".toml") and file.name not in (DECLARATIONS, RANGES):
         register_variants(file.read_text("utf-8"))
+for name, row in read_packaged(__package__, RANGES).items():
+    _register_ranges(name, row, row.pop("doc"))

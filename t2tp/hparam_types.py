@@ -2,12 +2,14 @@
 
 import ast
 import dataclasses
+import inspect
+import itertools
 import math
 import numbers
 import re
 from typing import Any
 
-from t2tp.typed_files import Plain
+from t2tp.typed_files import Plain, plain_value
 
 SCALARS = (bool, int, float, str)
 _TRUE = ("true", "t", "yes", "y", "on", "1")
@@ -91,12 +93,12 @@ class ValueType:
             return self.check(name, None if is_none else given)
         return self._of_text(name, given)
 
-    def _of_text(self, name: str, text: str) -> Any:
+    def _of_text(self, name: str, text: str, full_text: str = "") -> Any:
         if self.scalar is None:
-            return _guess(text) if isinstance(text, Plain) else text
+            return plain_value(text) if isinstance(text, Plain) else text
         value = _read_as(self.scalar, text)
         if value is None:
-            raise _unreadable(name, self, text)
+            raise _unreadable(name, self, full_text or text)
         return str(value) if self.scalar is str else value
 
     def format(self, value: Any) -> str:
@@ -110,43 +112,23 @@ class ValueType:
         return repr(value).lower()
 
     def _read_scalar(self, name: str, text: str, full_text: str) -> Any:
-        quoted = text[:1] in ("'", '"')
-        if quoted:
-            text = _unquote(name, text)
-        elif "=" in text:
+        if text[:1] in ("'", '"'):
+            return self._of_text(name, _unquote(name, text), full_text)
+        if "=" in text:
             hint = "is a comma missing? Text with an '=' must be quoted"
             if name in ("layout", "mesh_shape"):
                 hint = f"its pairs have a ':', as in {name}={text.replace('=', ':')}"
             raise _unreadable(name, self, full_text, hint)
-        elif full_text.startswith("[") and (not text or text[0] == "["):
+        if full_text.startswith("[") and (not text or text[0] == "["):
             raise _unreadable(
                 name, self, full_text, "a list's elements are neither empty nor lists"
             )
-        if self.scalar is None:
-            return text if quoted else _guess(text)
-        value = _read_as(self.scalar, text)
-        if value is None:
-            raise _unreadable(name, self, full_text)
-        return value
+        return self._of_text(name, Plain(text), full_text)
 
 
 _ANY = ValueType(None, nullable=True)
-
-
-def _declarable() -> dict[Any, ValueType]:
-    known: dict[Any, ValueType] = {}
-    for scalar in SCALARS:
-        known[scalar] = ValueType(scalar)
-        known[scalar | None] = ValueType(scalar, nullable=True)
-        known[list[scalar]] = ValueType(scalar, is_list=True)  # type: ignore[valid-type]
-        known[list[scalar] | None] = ValueType(  # type: ignore[valid-type]
-            scalar, is_list=True, nullable=True
-        )
-    return known
-
-
-_BY_ANNOTATION = _declarable()
-_BY_NAME: dict[Any, ValueType] = {str(each): each for each in (*_BY_ANNOTATION.values(), _ANY)}
+_TYPES = itertools.starmap(ValueType, itertools.product(SCALARS, (False, True), (False, True)))
+_BY_NAME = {str(each): each for each in (*_TYPES, _ANY)}
 
 
 def declared_type(name: str, annotation: Any) -> ValueType:
@@ -157,15 +139,13 @@ def declared_type(name: str, annotation: Any) -> ValueType:
     Raises:
       TypeError: the type is not supported.
     """
-    known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
-    # Compared one by one, because a wrong annotation, such as [int], may not be hashable.
-    match = next((declared for each, declared in known.items() if each == annotation), None)
-    if match is None:
+    type_name = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if type_name not in _BY_NAME:
         raise TypeError(
             f"{name}: cannot be declared as {annotation!r}; the types are bool, int, float, str, "
             "a list of one (list[int]), and any of them or None (float | None)"
         )
-    return match
+    return _BY_NAME[type_name]
 
 
 def inferred_type(name: str, default: Any) -> ValueType:
@@ -177,19 +157,23 @@ def inferred_type(name: str, default: Any) -> ValueType:
     """
     if default is None:
         return _ANY
-    if not isinstance(default, (list, tuple)):
-        return ValueType(_inferred_scalar(name, default, default))
-    if not default:
+    is_list = isinstance(default, (list, tuple))
+    scalars = set(map(_scalar_type, default if is_list else [default]))
+    if not scalars:
         raise ValueError(
             f"{name}: an empty list does not show the type of its elements; "
             f"declare it: add({name!r}, [], type=list[int])"
         )
-    scalars = {_inferred_scalar(name, element, default) for element in default}
+    if None in scalars:
+        raise TypeError(
+            f"{name}: a hyperparameter is a bool, int, float or str, a list of one of them, or "
+            f"None; got {default!r}"
+        )
     if scalars == {int, float}:
         scalars = {float}
     if len(scalars) > 1:
         raise TypeError(f"{name}: the elements of a list are of one type; got {default!r}")
-    return ValueType(scalars.pop(), is_list=True)
+    return ValueType(scalars.pop(), is_list)
 
 
 def _scalar_type(value: Any) -> type | None:
@@ -236,16 +220,6 @@ def split_at_commas(text: str) -> list[str]:
     return [*pieces, text[start:]]
 
 
-def _inferred_scalar(name: str, value: Any, full_value: Any) -> type:
-    scalar = _scalar_type(value)
-    if scalar is None:
-        raise TypeError(
-            f"{name}: a hyperparameter is a bool, int, float or str, a list of one of them, or "
-            f"None; got {full_value!r}"
-        )
-    return scalar
-
-
 def _exact_number(scalar: type, value: Any) -> int | float | None:
     """Returns the number as an int or float; None if `scalar` cannot represent it."""
     try:
@@ -273,20 +247,6 @@ def _read_as(scalar: type, text: str) -> Any:
     if number is None or not number.is_integer() or abs(number) > 2**53:
         return None
     return int(number)
-
-
-def _guess(text: str) -> Any:
-    """Parses text of undeclared type as a bool, int, float or str."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for scalar in (int, float):
-        try:
-            number = _exact_number(scalar, scalar(text))
-        except ValueError:
-            continue
-        if number is not None:
-            return number
-    return text
 
 
 def _unquote(name: str, text: str) -> str:

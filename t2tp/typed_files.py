@@ -160,13 +160,18 @@ def parse_json(
             f"{source} has {values:,} values and {len(text):,} characters, and must have at most"
             f" {max_values:,} and {max_bytes:,}"
         )
+    value = _parsed(json.loads, text, f"{source} is not JSON", r"\u" in text, allow_infinite)
+    return convert(value, schema, source)
+
+
+def _parsed(load: Callable[[str], Any], text: str, failure: str, *checks: bool) -> Any:
     try:
-        value = json.loads(text)
-        _check_tree(value, _MAX_DEPTH, r"\u" in text, allow_infinite)
+        value = load(text)
+        _check_tree(value, _MAX_DEPTH, *checks)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidFileError(f"{source} is not JSON: {reason}") from error
-    return convert(value, schema, source)
+        raise InvalidFileError(f"{failure}: {reason}") from error
+    return value
 
 
 def read_toml(path: str | os.PathLike[str], schema: Schema) -> Any:
@@ -176,20 +181,10 @@ def read_toml(path: str | os.PathLike[str], schema: Schema) -> Any:
       InvalidFileError: the file is not TOML of this schema, or is too large.
       OSError: the file cannot be read.
     """
-    return parse_toml(read_text(path, MAX_SLOW_BYTES), path, schema)
-
-
-def parse_toml(text: str, source: str | os.PathLike[str], schema: Schema) -> Any:
-    """Parses the TOML contents of the file `source`; see `read_toml`."""
+    text = read_text(path, MAX_SLOW_BYTES)
     if max(map(len, text.splitlines()), default=0) > _MAX_TOML_LINE:
-        raise InvalidFileError(f"{source} has lines of over {_MAX_TOML_LINE:,} characters")
-    try:
-        value = tomllib.loads(text)
-        _check_tree(value, _MAX_DEPTH)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidFileError(f"{source} is not TOML: {reason}") from error
-    return convert(value, schema, source)
+        raise InvalidFileError(f"{path} has lines of over {_MAX_TOML_LINE:,} characters")
+    return convert(_parsed(tomllib.loads, text, f"{path} is not TOML"), schema, path)
 
 
 def read_yaml(path: str | os.PathLike[str], schema: Schema) -> Any:
@@ -203,14 +198,11 @@ def read_yaml(path: str | os.PathLike[str], schema: Schema) -> Any:
       OSError: the file cannot be read.
     """
     text = read_text(path, MAX_SLOW_BYTES)
-    line = 0
     try:
-        values = _YamlValues(text)
-        value = values.document()
+        value = _YamlValues(text).document()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 0
-        place = f", line {line}" if line else ""
+        place = f", line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         if isinstance(error, RecursionError):
             reason = "nested too deeply"
@@ -384,7 +376,7 @@ class _Converter:
 
     def _choice(self, value: Any, choices: tuple[Any, ...], name: str) -> Any:
         # The types are compared, too, because True == 1 and 1.0 == 1.
-        for each in (str(value), _of_plain(value)) if isinstance(value, Plain) else (value,):
+        for each in (str(value), plain_value(value)) if isinstance(value, Plain) else (value,):
             if each in choices and type(each) in map(type, choices):
                 return each
         self._refuse(name, f"is {_shown(value)}: the values are {', '.join(map(repr, choices))}")
@@ -420,7 +412,7 @@ class _Converter:
 
     def _scalar(self, value: Any, kind: type, name: str, limits: Limits | None) -> Any:
         if isinstance(value, Plain) and kind is not str:
-            value = _of_plain(value)
+            value = plain_value(value)
         if kind is float and type(value) is int and abs(value) < _MAX_INT:
             value = float(value)
         self._check_type(value, kind, name)
@@ -473,10 +465,10 @@ def _has_type(value: Any, schema: Schema) -> bool:
     return type(value) is kind or (kind is str and isinstance(value, Plain))
 
 
-def _of_plain(text: str) -> bool | int | float | str:
-    """Returns the value of a YAML scalar without quotes."""
-    if text in ("true", "false"):
-        return text == "true"
+def plain_value(text: str) -> bool | int | float | str:
+    """Returns the value that a text without quotes stands for, as in YAML 1.2."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     if not _NUMBER.fullmatch(text) or len(text) > _SHOWN:
         return text
     try:
