@@ -7,7 +7,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from t2tp.suggestions import nearest
 
@@ -19,7 +19,8 @@ def checked(function: F) -> F:
 
     A wrong or unknown argument raises a `TypeError` that names it. Only the outer type is checked:
     for `Mapping[str, Feature]`, whether the value is a mapping. Hints that exist only for type
-    checkers are not checked.
+    checkers are not checked. With the hint `Annotated[int, Limits(min=1)]`, a value that is not
+    within the limits raises a `ValueError`.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
@@ -41,10 +42,13 @@ def checked(function: F) -> F:
             return function(*args, **kwargs)
         hints = _hints(function)
         for argument, value in given.items():
-            if argument in hints and not fits(value, hints[argument]):
+            if not fits(value, hints.get(argument, Any)):
                 hint = function.__annotations__[argument]
+                hint = hint.__origin__ if typing.get_origin(hint) is Annotated else hint
                 hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
                 raise TypeError(f"{name}: {argument} is {_shown(value)}, and must be {hint}")
+            for limits in getattr(hints.get(argument), "__metadata__", ()):
+                limits.check(argument, value)
         return function(*args, **kwargs)
 
     return typing.cast(F, call)
@@ -66,6 +70,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the outer type of a hint."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return fits(value, options[0])
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, each) for each in options)
     kind = origin or hint

@@ -2,12 +2,15 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from t2tp.argument_types import checked
+from t2tp.hparam_limits import Limits
 from t2tp.problems.problem import Problem
 from t2tp.suggestions import check_known
 
 
+@checked
 @dataclass(frozen=True)
 class EarlyStopping:
     """The condition that a metric has reached a plateau, as tensor2tensor defines it.
@@ -26,18 +29,10 @@ class EarlyStopping:
       minimize: whether a smaller value is better.
     """
 
-    steps: int
+    steps: Annotated[int, Limits(min=1)]
     metric: str = "loss"
-    delta: float = 0.1
+    delta: Annotated[float, Limits(min=0)] = 0.1
     minimize: bool = True
-
-    def __post_init__(self) -> None:
-        """Raises ValueError if `steps` is below 1, or `delta` below 0."""
-        if self.steps < 1 or self.delta < 0:
-            raise ValueError(
-                f"early stopping after {self.steps} steps without a change of {self.delta}: the"
-                " steps must be at least 1, and the change at least 0"
-            )
 
     def check(self, metrics: Collection[str], evaluation_frequency: int) -> None:
         """Raises ValueError if the condition could never stop a training.
@@ -76,6 +71,7 @@ class EarlyStopping:
         )
 
 
+@checked
 @dataclass(frozen=True)
 class EvalConfig:
     """When a run is evaluated, and on which split.
@@ -89,19 +85,12 @@ class EvalConfig:
       early_stopping: condition to end the training early; None: none.
     """
 
-    eval_steps: int = -1
-    local_eval_frequency: int = 1000
+    eval_steps: Annotated[int, Limits(min=-1)] = -1
+    local_eval_frequency: Annotated[int, Limits(min=0)] = 1000
     eval_split: str = "validation"
-    eval_timeout_mins: float = 240.0
-    eval_samples: int = 0
+    eval_timeout_mins: Annotated[float, Limits(min=0)] = 240.0
+    eval_samples: Annotated[int, Limits(min=0)] = 0
     early_stopping: EarlyStopping | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError if a number is out of range."""
-        least = {"eval_steps": -1, "local_eval_frequency": 0, "eval_samples": 0}
-        for name, bound in (least | {"eval_timeout_mins": 0}).items():
-            if not getattr(self, name) >= bound:  # Also true for NaN.
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least {bound}")
 
     def check(self, problem: Problem) -> None:
         """Raises ValueError if the problem has no such split, or early stopping cannot stop."""

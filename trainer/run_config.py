@@ -3,11 +3,11 @@
 import math
 import threading
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from t2tp.argument_types import checked
 from t2tp.choices import WEIGHTS
-from t2tp.suggestions import check_known
+from t2tp.hparam_limits import Limits
 from t2tp.trainer.local_paths import check_local
 
 # Steps between checkpoints if neither steps nor seconds are set.
@@ -73,26 +73,26 @@ class RunConfig:
     random_seed: int = 0
     xla: bool | None = None
     deterministic: bool | None = None
-    iterations_per_loop: int | None = None
-    save_checkpoints_steps: int | None = None
-    save_checkpoints_secs: float | None = None
-    keep_checkpoint_max: int = 20
+    iterations_per_loop: Annotated[int | None, Limits(min=1)] = None
+    save_checkpoints_steps: Annotated[int | None, Limits(min=1)] = None
+    save_checkpoints_secs: Annotated[float | None, Limits(above=0)] = None
+    keep_checkpoint_max: Annotated[int, Limits(min=1)] = 20
     keep_checkpoint_every_n_hours: float | None = None
     keep_best_metric: str = ""
     checkpoint_path: str = ""
-    weights: str = "averages"
+    weights: Annotated[str, Limits(choices=WEIGHTS)] = "averages"
     warm_start_from: str = ""
     warm_start_optimizer: bool = False
     teacher: str = ""
     reference_from: str = ""
-    log_step_count_steps: int = 100
+    log_step_count_steps: Annotated[int, Limits(min=1)] = 100
     log_json: str = ""
-    histogram_steps: int | None = None
-    check_replicas_every: int = 0
+    histogram_steps: Annotated[int | None, Limits(min=1)] = None
+    check_replicas_every: Annotated[int, Limits(min=0)] = 0
     profile_steps: str = ""
-    grace_seconds: float | None = None
-    intra_op_parallelism_threads: int = 0
-    inter_op_parallelism_threads: int = 0
+    grace_seconds: Annotated[float | None, Limits(above=0, max=threading.TIMEOUT_MAX)] = None
+    intra_op_parallelism_threads: Annotated[int, Limits(min=0)] = 0
+    inter_op_parallelism_threads: Annotated[int, Limits(min=0)] = 0
     num_processes: int | None = None
     process_id: int | None = None
     coordinator: str | None = None
@@ -106,12 +106,10 @@ class RunConfig:
 
     def changed(self) -> dict[str, Any]:
         """Returns the fields that differ from their defaults and are the same in all processes."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        defaults = {each.name: each.default for each in fields(self)}
         return {
-            name: value
-            for name, value in values.items()
-            if value != defaults[name] and name not in _OF_PROCESS
+            each.name: value
+            for each in fields(self)
+            if (value := getattr(self, each.name)) != each.default and each.name not in _OF_PROCESS
         }
 
     def __post_init__(self) -> None:
@@ -119,31 +117,12 @@ class RunConfig:
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the directory of the run")
         check_local("output_dir", self.output_dir)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None or isinstance(value, str):
-                continue
-            if field.name.endswith(("_steps", "_max", "_loop")) and value < 1:
-                raise ValueError(f"{field.name} is {value}, and must be at least 1")
-            if field.name.endswith(("_threads", "_every")) and value < 0:
-                raise ValueError(f"{field.name} is {value}, and must be at least 0")
-        if self.save_checkpoints_secs is not None:
-            if self.save_checkpoints_steps is not None:
-                raise ValueError(
-                    "save_checkpoints_steps and save_checkpoints_secs are both given: choose one"
-                )
-            if not self.save_checkpoints_secs > 0:
-                raise ValueError(
-                    f"save_checkpoints_secs is {self.save_checkpoints_secs}, and must be above 0"
-                )
-        check_known(self.weights, WEIGHTS, "values", f"weights is {self.weights!r}")
+        if self.save_checkpoints_secs is not None and self.save_checkpoints_steps is not None:
+            raise ValueError(
+                "save_checkpoints_steps and save_checkpoints_secs are both given: choose one"
+            )
         if self.profile_steps:
             profile_range(self.profile_steps)
-        if self.grace_seconds is not None and not 0 < self.grace_seconds <= threading.TIMEOUT_MAX:
-            raise ValueError(
-                f"grace_seconds is {self.grace_seconds}, and must be above 0 and at most"
-                f" {threading.TIMEOUT_MAX:.0f}"
-            )
 
 
 def profile_range(text: str) -> tuple[int, int]:
