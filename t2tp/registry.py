@@ -19,6 +19,7 @@ or empty parentheses:
 A name is known once the module that registers it has been imported.
 """
 
+import functools
 import inspect
 import itertools
 import re
@@ -84,17 +85,11 @@ class Registry:
         Raises:
           ValueError: the target is not callable, or the name is invalid or taken.
         """
-        if target is not None and not isinstance(target, str):
-            self._add(target, None, model)
-            return target
+        if target is None or isinstance(target, str):
+            return functools.partial(self._add, target, model)
+        return self._add(None, model, target)
 
-        def decorate(value: _T) -> _T:
-            self._add(value, target, model)
-            return value
-
-        return decorate
-
-    def _add(self, value: Any, name: str | None, model: str) -> None:
+    def _add(self, name: str | None, model: str, value: _T) -> _T:
         location = _caller_location()
         if model and self.kind != _SETS:
             raise ValueError(f"{location}: only a {_SETS} has a model, not a {self.kind}")
@@ -117,6 +112,7 @@ class Registry:
                 f"another at {location}; give one of them another name"
             )
         self._entries.setdefault(name, _Registration(value, location, model))
+        return value
 
     def get(self, name: str) -> Any:
         """Returns the class or function registered under this name.
@@ -136,10 +132,10 @@ class Registry:
         """Returns the registered names, sorted."""
         return sorted(self._entries)
 
-    def help_text(self, note: Callable[[str], str] = lambda name: "") -> str:
+    def help_text(self) -> str:
         """Lists the names, grouped by first word, each with the first paragraph of its docstring.
 
-        `note` maps a name to a note, shown in parentheses.
+        Also shows the models of hparams sets.
         """
         heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
         if not self._entries:
@@ -148,7 +144,8 @@ class Registry:
         for prefix, names in itertools.groupby(self.names(), key=lambda name: name.split("_")[0]):
             lines.append(f"  {prefix}:")
             for name in names:
-                suffix = f" ({note(name)})" if note(name) else ""
+                model_name = find_model_of_hparams(name) if self.kind == _SETS else ""
+                suffix = f" (for {model_name})" if model_name else ""
                 lines.append(f"    * {name}{suffix}{self._summary(name)}")
         return "\n".join(lines)
 
@@ -209,6 +206,14 @@ def model_of_hparams(name: str) -> str:
     return declared_model or max(begins, key=len)
 
 
+def find_model_of_hparams(name: str) -> str:
+    """Returns the model that an hparams set is for; "" if the set or its model is unknown."""
+    try:
+        return model_of_hparams(name)
+    except UnknownNameError:
+        return ""
+
+
 def hparams(name: str) -> HParams:
     """Calls the registered function of this name and returns its hparams set.
 
@@ -238,14 +243,4 @@ def ranged_hparams(name: str) -> RangedHParams:
 
 def help_text() -> str:
     """Lists everything registered, one section per kind."""
-
-    def for_model(name: str) -> str:
-        try:
-            return f"for {model_of_hparams(name)}"
-        except UnknownNameError:
-            return ""
-
-    return "\n\n".join(
-        each.help_text(for_model) if kind == _SETS else each.help_text()
-        for kind, each in _registries.items()
-    )
+    return "\n\n".join(each.help_text() for each in _registries.values())

@@ -11,7 +11,6 @@ import t2tp.hparams  # noqa: F401  (registers the sets)
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparam_types import declared_type
-from t2tp.registry import UnknownNameError
 from t2tp.suggestions import nearest, similar
 from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import UsageError
@@ -30,7 +29,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     Raises:
       UsageError: the set does not fit the model.
     """
-    other_model = _model_of(set_name)
+    other_model = registry.find_model_of_hparams(set_name)
     if other_model == model:
         return ""
     declared = _names_in(tuple(sets_of(model)))
@@ -118,19 +117,13 @@ def _common_names(model: str | None) -> set[str]:
     return set.intersection(*declared) if declared else set()
 
 
-def _model_of(set_name: str) -> str:
-    """Returns the model that a set is registered for; "" if none."""
-    try:
-        return registry.model_of_hparams(set_name)
-    except UnknownNameError:
-        return ""
-
-
 def sets_of(model: str | None) -> list[str]:
     """Returns the names of a model's sets; [] for an unknown model."""
     if not model:
         return []
-    return [name for name in registry.list_hparams() if _model_of(name) == model]
+    return [
+        name for name in registry.list_hparams() if registry.find_model_of_hparams(name) == model
+    ]
 
 
 @functools.cache
