@@ -187,22 +187,22 @@ class RangedHParams:
 
         Raises:
           ValueError: a hyperparameter is not declared, or a value has another type or is out of
-            range. Nothing is set then.
+            range.
         """
+        self.check_declared(hparams)
         sampled = self.sample_trial(trial)
-        for name in sampled:
-            sentence = f"the ranged set {self.name} samples {name}, which the hparams do not have"
-            check_known(name, hparams.values(), "hyperparameters", sentence)
-        tried = hparams.copy()
         for name, value in sampled.items():
             try:
-                tried.set(name, value)
+                hparams.set(name, value)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"the ranged set {self.name}: {error}") from error
-        values = {name: tried.get(name) for name in sampled}
-        for name, value in values.items():
-            hparams.set(name, value)
-        return values
+        return {name: hparams.get(name) for name in sampled}
+
+    def check_declared(self, hparams: HParams) -> None:
+        """Raises ValueError if the hparams lack a hyperparameter that has a range."""
+        for name in self._ranges:
+            sentence = f"the ranged set {self.name} samples {name}, which the hparams do not have"
+            check_known(name, hparams.values(), "hyperparameters", sentence)
 
     def _add(self, new: Choice | Interval) -> None:
         if new.name in self._ranges:

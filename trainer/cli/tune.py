@@ -17,7 +17,7 @@ from t2tp.ranged_hparams import RangedHParams
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import PROGRAMS
-from t2tp.trainer.cli.run_program import Invocation, import_user_dir_of
+from t2tp.trainer.cli.run_program import import_user_dir_of
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import read_set
 from t2tp.trainer.processes.local_processes import visible_gpus
@@ -34,13 +34,12 @@ _TRIALS = 10
 _TRAIN_STEPS = 250_000  # The default of t2tp_trainer.
 
 
-def run(invocation: Invocation) -> int:
+def run(flags: absl_flags.FlagValues, *trainer_flags: str) -> int:
     """Runs the search, and prints its table.
 
     Returns:
       0, or the exit code of the last trial if all have failed.
     """
-    flags, trainer_flags = invocation.flags, invocation.arguments
     if importlib.util.find_spec("optuna") is None:
         raise UsageError("t2tp_tune searches with Optuna: pip install -e '.[tune]'")
     trainer = _parse(trainer_flags)
@@ -136,12 +135,8 @@ def _check_ranges(ranged: RangedHParams, trainer: absl_flags.FlagValues) -> None
     changes: dict[str, object] = {}
     for text in trainer.hparams:
         changes |= hparams.parse(text)
+    ranged.check_declared(hparams)
     for each in ranged.ranges:
-        if each.name not in hparams:
-            raise UsageError(
-                f"the ranged set {ranged.name} draws {each.name}, which the hparams set"
-                f" {trainer.hparams_set} lacks"
-            )
         if each.name in changes:
             raise UsageError(
                 f"--hparams sets {each.name}, which the ranged set {ranged.name} draws: leave it"
