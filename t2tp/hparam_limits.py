@@ -42,7 +42,7 @@ class Limits:
         """Raises ValueError if the value is not within the limits."""
         for each in value if isinstance(value, list) else [value]:
             if each is not None and not self._allows(each):
-                raise ValueError(self._refusal(name, value))
+                raise ValueError(self._refusal(name, value, each))
             largest = _LARGEST.get(type(each))
             if self.max is None and largest is not None and abs(each) > largest:
                 raise ValueError(f"{name} is {value!r}, and must be at most {largest:,}")
@@ -57,11 +57,8 @@ class Limits:
             and (self.below is None or value < self.below)
         )
 
-    def _refusal(self, name: str, value: Any) -> str:
-        if self.choices is not None and isinstance(value, str):
-            return f"{name} is {value!r}: {nearest(value, map(str, self.choices), 'choices')}"
-        if self.choices is not None and isinstance(value, list):
-            wrong = next(each for each in value if each not in self.choices)
-            known = nearest(str(wrong), map(str, self.choices), "choices")
-            return f"{name} has {wrong!r}: {known}"
-        return f"{name} is {value!r}, and must be {self}"
+    def _refusal(self, name: str, value: Any, wrong: Any) -> str:
+        if self.choices is None or not isinstance(wrong, str):
+            return f"{name} is {value!r}, and must be {self}"
+        verb = "has" if isinstance(value, list) else "is"
+        return f"{name} {verb} {wrong!r}: {nearest(wrong, self.choices, 'choices')}"

@@ -27,14 +27,6 @@ from tensorflow.python.framework import ops as _framework_ops
 from tensorflow.python.framework import tensor_conversion_registry as _conversion_registry
 
 
-class _EstimatorModes:
-    """Estimator's modes."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-    PREDICT = "infer"
-
-
 class _LostModule(types.ModuleType):
     """A stand-in for a module that TensorFlow has removed."""
 
@@ -49,7 +41,7 @@ class _LostModule(types.ModuleType):
 def stand_ins() -> Iterator[None]:
     """Provides the names that mesh-tensorflow needs and TensorFlow lacks, inside the context."""
     estimator = _LostModule("tensorflow.compat.v1.estimator")
-    vars(estimator)["ModeKeys"] = _EstimatorModes
+    vars(estimator)["ModeKeys"] = types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer")
     for base_class in ("CheckpointSaverListener", "SessionRunHook"):
         setattr(estimator, base_class, getattr(tf1.train, base_class))
     tpu_modules = [

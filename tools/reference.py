@@ -13,6 +13,7 @@ from absl import flags
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.quiet import quiet_import
+from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import PROGRAMS
 
 with quiet_import():
@@ -57,8 +58,9 @@ def programs_page() -> str:
         if spec.positional:
             rows = [[f"`{each.name}`", each.help] for each in spec.positional]
             sections.append(_table(["argument", "meaning"], rows))
+        holder = flag_groups.define(spec.groups)
         for group in spec.groups:
-            rows = [_flag_row(flag) for flag in group.flags()]
+            rows = [_flag_row(holder[name]) for name in group.rows]
             sections += [f"### {group.heading}", _table(["flag", "default", "meaning"], rows)]
     return "\n\n".join(sections) + "\n"
 

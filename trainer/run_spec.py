@@ -84,7 +84,6 @@ class RunSpec:
         train_steps: int,
         problem_options: str = "",
         evaluation: EvalConfig | None = None,
-        flags: Mapping[str, Any] | None = None,
     ) -> RunSpec:
         """Looks up model and problem, and reads the run in `config.output_dir`.
 
@@ -110,7 +109,6 @@ class RunSpec:
             train_steps,
             evaluation or EvalConfig(),
             saved,
-            flags or {},
         )
 
     @functools.cached_property

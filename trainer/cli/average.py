@@ -2,15 +2,15 @@
 
 import sys
 
-from t2tp.trainer.cli.run_program import Invocation
+from absl import flags as absl_flags
+
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.run_dir import averaging
 from t2tp.trainer.run_dir.find_checkpoint import find_all
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Averages the checkpoints that the flags name, and prints their paths."""
-    flags = invocation.flags
     if bool(flags.checkpoints) == bool(flags.output_dir):
         raise UsageError("give either --checkpoints or --output_dir")
     with as_usage_error(OSError, LookupError, ValueError):

@@ -3,18 +3,18 @@
 import re
 from pathlib import Path
 
+from absl import flags as absl_flags
+
 from t2tp.problems.text_scores import bleu
 from t2tp.quiet import quiet_import
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.local_paths import read_lines
 
 _STEP = re.compile(r".*-(\d+)")
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Prints the scores of the files that the flags name."""
-    flags = invocation.flags
     if not flags.reference or not (flags.translation or flags.translations_dir):
         raise UsageError("give --reference, and either --translation or --translations_dir")
     with as_usage_error(OSError, ModuleNotFoundError, ValueError):

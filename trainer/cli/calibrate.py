@@ -4,18 +4,18 @@ import shlex
 from pathlib import Path
 
 import tensorflow as tf
+from absl import flags as absl_flags
 from tqdm import tqdm
 
 from t2tp.atomic_file import write_text
 from t2tp.toml import toml_text
 from t2tp.trainer.calibration.measure import Measured, steps
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import FailedError, UsageError
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Measures one device and the links between devices, and writes the cluster file."""
-    path = Path(invocation.flags.output)
+    path = Path(flags.output)
     if path.suffix != ".toml":
         raise UsageError(f"--output={path}: the name of a cluster file ends in .toml")
     try:

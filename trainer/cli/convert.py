@@ -31,7 +31,6 @@ from t2tp.huggingface.moving import SOURCE, import_tensors
 from t2tp.huggingface.tensor_map import Variable, variables
 from t2tp.problems.vocab.special_tokens import read_if_there
 from t2tp.scratch_directory import scratch_directory
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import completed, sets_of
 from t2tp.trainer.run_dir import huggingface_files, run_files
@@ -42,9 +41,8 @@ _PARTIAL = "made"
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Converts as the flags say, and prints the new directory."""
-    flags = invocation.flags
     if bool(flags.from_hf) == bool(flags.to_hf):
         raise UsageError("give either --from_hf=DIR or --to_hf=DIR")
     convert = _to_run if flags.from_hf else _to_directory

@@ -9,13 +9,12 @@ from t2tp.problems.inspection.report import inspect
 from t2tp.problems.prepare.preparable import WrongOptionError
 from t2tp.problems.prepare.settings import BeamSettings
 from t2tp.problems.problem import Problem
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import FailedError, Interrupted, UsageError, as_usage_error
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Generates, checks or shows the data, and prints a summary."""
-    flags, problem = invocation.flags, _problem(invocation.flags)
+    problem = _problem(flags)
     try:
         print(_carry_out(problem, flags))
     except WrongOptionError as error:

@@ -19,8 +19,7 @@ from t2tp.object_store.mirror import mirror_of
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.vocab.chat_template import ChatTemplate, Conversation
 from t2tp.processes.cluster import Cluster
-from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
+from t2tp.trainer.cli.spec_from_flags import spec_of_run
 from t2tp.trainer.cli.train import building, joined
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
@@ -36,24 +35,19 @@ from t2tp.trainer.inference.run_decoder import (
 )
 from t2tp.trainer.local_paths import read_lines
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_spec import RunSpec
 
 _SOURCES = ("decode_from_file", "decode_interactive", "split", "score_file")
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Decodes or scores the source that the flags name."""
-    flags = invocation.flags
     # Errors in flags and files are reported before the processes meet and the model is built, which
     # takes minutes.
     with as_usage_error(ValueError, LookupError, OSError):
         _check(flags)
-        # A converted run has its tokenizer, and decodes without data.
-        if not (flags.data_dir or flags.split or flags.generate_data):
-            use_own_tokenizer(flags)
-        spec = spec_from_flags(flags)
+        spec = spec_of_run(flags, needs_data=bool(flags.split or flags.generate_data))
         options = DecodeOptions.parse(flags.decode_hparams, **default_options(spec))
         check_writes(spec.model)
         path = flags.decode_from_file or flags.score_file
@@ -63,7 +57,7 @@ def run(invocation: Invocation) -> None:
         chat = _chat(flags, spec, lines)
         if flags.decode_to_file or flags.decode_from_file:
             files.check_can_be_written(flags.decode_to_file or flags.decode_from_file)
-        if spec.config.xla is None and _should_compile(invocation, spec, options, len(lines)):
+        if spec.config.xla is None and _should_compile(flags, spec, options, len(lines)):
             spec = replace(spec, config=replace(spec.config, xla=True))
             logging.info("compiling decoding with XLA (--noxla disables it)")
     with joined(flags, spec) as cluster:
@@ -92,7 +86,6 @@ def _check(flags: absl_flags.FlagValues) -> None:
                 f"--{option}={mirror.store.address}: the files that would be written next to it"
                 f" are not uploaded; {advice}"
             )
-    run_files.read_run(flags.output_dir)
 
 
 @dataclass(frozen=True)
@@ -120,10 +113,9 @@ def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Cha
 
 
 def _should_compile(
-    invocation: Invocation, spec: RunSpec, options: DecodeOptions, num_lines: int
+    flags: absl_flags.FlagValues, spec: RunSpec, options: DecodeOptions, num_lines: int
 ) -> bool:
     """Decides whether to compile decoding with XLA, if no flag decides it."""
-    flags = invocation.flags
     if flags.split:
         num_prompts = math.inf if options.num_samples < 0 else options.num_samples
     else:

@@ -12,31 +12,22 @@ from t2tp import checkpoint
 from t2tp.decoding import DecodeOptions
 from t2tp.object_store.mirror import address_of
 from t2tp.text_table import text_table
-from t2tp.trainer.cli.flag_groups import check_given
-from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
+from t2tp.trainer.cli.spec_from_flags import spec_of_run
 from t2tp.trainer.cli.train import building, joined
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.inference.harness import HarnessTasks
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_for
-from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find, find_all
 from t2tp.trainer.run_spec import RunSpec
 
 _ALL = "all"
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Evaluates the checkpoints that the flags name and prints their metrics."""
-    flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-        if not flags.tasks:
-            check_given(flags, ("data_dir",))
-        elif not flags.data_dir:
-            use_own_tokenizer(flags)
-        run_files.read_run(flags.output_dir)
-        spec = spec_from_flags(flags)
+        spec = spec_of_run(flags, needs_data=not flags.tasks)
         paths = _checkpoints(flags)
         tasks = _tasks(flags, spec) if flags.tasks else None
     with joined(flags, spec) as cluster:

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from absl import flags as absl_flags
+
 from t2tp.checkpoint.files import is_pattern
 from t2tp.decoding import DecodeOptions
-from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
+from t2tp.trainer.cli.spec_from_flags import spec_of_run
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.inference.exporter import RunExporter
@@ -13,11 +14,10 @@ from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.run_dir import run_files
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Exports the run that the flags name and prints the path."""
-    flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-        run_files.read_run(flags.output_dir)
+        spec = spec_of_run(flags)
         what = "--export_dir" if flags.export_dir else "--export_dir is missing, and output_dir"
         run_files.check_writable(flags.export_dir or flags.output_dir, what)
         target = flags.export_dir or str(Path(flags.output_dir, "export"))
@@ -26,9 +26,6 @@ def run(invocation: Invocation) -> None:
                 f"TensorFlow cannot load a SavedModel from a path with one of [ ] * ? \\: {target};"
                 " name another directory with --export_dir"
             )
-        if not flags.data_dir:
-            use_own_tokenizer(flags)
-        spec = spec_from_flags(flags)
         spec.check_same_data()
         is_litert = flags.format == "litert"
         defaults = default_options(spec, can_sample=not is_litert)

@@ -8,7 +8,6 @@ import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -18,6 +17,7 @@ from t2tp.object_store.mirror import local_path
 from t2tp.object_store.store import is_address, without_secrets
 from t2tp.suggestions import nearest, similar
 from t2tp.toml import read_packaged
+from t2tp.trainer.cli import config_file
 from t2tp.trainer.errors import UsageError, as_usage_error, sentence
 from t2tp.trainer.local_paths import check_local
 
@@ -72,12 +72,6 @@ class FlagGroup(NamedTuple):
             choices = f" One of {', '.join(row['choices'])}." if "choices" in row else ""
             holder[name].help = row["help"] + choices
 
-    def flags(self) -> list[flags.Flag]:
-        """Returns the definitions of the flags."""
-        holder = flags.FlagValues()
-        self.define(holder)
-        return [holder[name] for name in self.rows]
-
 
 class Positional(NamedTuple):
     """An argument that is not a flag.
@@ -110,11 +104,6 @@ def define(groups: Sequence[FlagGroup]) -> flags.FlagValues:
     return holder
 
 
-def version() -> str:
-    """Returns the output of `--version`, the same in all programs."""
-    return f"t2tp {metadata.version('t2tp')}"
-
-
 def check_given(given: flags.FlagValues, names: Sequence[str]) -> None:
     """Raises UsageError for the first flag that is missing."""
     for name in names:
@@ -141,8 +130,6 @@ def parse(
         arguments = holder(command_line)[1:]
     given = [name for name in rows if holder[name].present]
     if "config" in given:
-        from t2tp.trainer.cli import config_file  # Few command lines need this module.
-
         in_file = define(groups)
         try:
             with _explained(in_file, positional):
@@ -260,22 +247,11 @@ def _unknown_flag(
     return f"{sentence}: did you mean {', '.join(_spelled(n, value, holder) for n in near)}?"
 
 
-@functools.cache
-def _registered_hparams() -> frozenset[str]:
-    # Imported here to keep --help fast.
-    import t2tp.hparams  # noqa: F401  (registers the sets)
-    from t2tp import registry
-
-    # The names are only suggestions in error messages. So the functions of the user's own sets,
-    # which may fail, are not called.
-    sets = (registry.hparams_function(each) for each in registry.list_hparams())
-    ours = (function() for function in sets if function.__module__.startswith("t2tp."))
-    return frozenset(name for hparams in ours for name in hparams.values())
-
-
-def _hparams(holder: flags.FlagValues) -> frozenset[str]:
+def _hparams(holder: flags.FlagValues) -> set[str]:
     """Returns the names of all hparams if the program has the flag --hparams."""
-    return _registered_hparams() if "hparams" in holder else frozenset()
+    if "hparams" not in holder:
+        return set()
+    return set().union(*read_packaged("t2tp.hparams", "declarations.toml").values())
 
 
 def _spelled(name: str, value: str, holder: flags.FlagValues) -> str:
@@ -303,8 +279,9 @@ def help_text(
     lines = [intro.strip()]
     if positional:
         lines += ["", "Arguments:", *(_line(each.name, each.help) for each in positional)]
+    holder = define(groups)
     for group in (*groups, all_groups()["help"]):
-        lines += ["", f"{group.heading}:", *map(_flag_line, group.flags())]
+        lines += ["", f"{group.heading}:", *(_flag_line(holder[name]) for name in group.rows)]
     return "\n".join(lines)
 
 

@@ -1,17 +1,18 @@
 """`t2tp_inspect_checkpoint`: shows the contents of a checkpoint, or compares two."""
 
+from absl import flags as absl_flags
+
 from t2tp.checkpoint import inspection
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.run_dir.find_checkpoint import find
 
 DIFFERENT = 1
 
 
-def run(invocation: Invocation) -> int:
+def run(flags: absl_flags.FlagValues, *paths: str) -> int:
     """Prints a checkpoint's variables, or the differences of two; returns the exit code."""
     with as_usage_error(OSError, LookupError, ValueError):
-        first, *others = [find(path) for path in invocation.arguments]
+        first, *others = [find(path) for path in paths]
         for each in (first, *others):
             each.verify()
         if not others:

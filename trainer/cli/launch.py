@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from absl import flags as absl_flags
+
 from t2tp.processes.process_spec import parse_tf_config, split_address
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import SIGNALLED, UsageError, as_usage_error
 from t2tp.trainer.processes import children
 from t2tp.trainer.processes.local_processes import LocalProcesses, environments_of, visible_gpus
@@ -16,13 +17,12 @@ from t2tp.trainer.processes.local_processes import LocalProcesses, environments_
 NO_SUCH_COMMAND = 127  # As in shells.
 
 
-def run(invocation: Invocation) -> int:
+def run(flags: absl_flags.FlagValues, *command: str) -> int:
     """Starts the processes and waits for them.
 
     Returns:
       The exit code of `run_rounds`, or `NO_SUCH_COMMAND` if the command cannot be started.
     """
-    flags, command = invocation.flags, invocation.arguments
     count, devices = flags.num_processes, flags.devices_per_process
     with as_usage_error(ValueError):
         hosts, host_id = hosts_of(flags.hosts, flags.host_id)
@@ -105,7 +105,8 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     Raises:
       ValueError: the list cannot be parsed, a host has no port, or a host is named twice.
     """
-    names = [name for part in _split(text) for name in _expanded(part, text)]
+    parts = filter(None, re.split(r",(?![^\[]*\])", text))  # At commas outside of brackets.
+    names = [name for part in parts for name in _expanded(part, text)]
     port = names[-1].rpartition(":")[2] if names else ""
     addresses = [name if ":" in name else f"{name}:{port}" for name in names]
     for address in addresses:
@@ -151,11 +152,6 @@ def hosts_of(
             f" {len(addresses) - 1}."
         )
     return addresses, host_id
-
-
-def _split(text: str) -> list[str]:
-    """Splits at commas outside of brackets."""
-    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
 
 
 def _expanded(part: str, text: str) -> list[str]:

@@ -24,7 +24,6 @@ from t2tp.problems.problem import Problem
 from t2tp.report.parts import Report
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli.config_file import AUTO
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
@@ -43,9 +42,8 @@ _DATA = ("t2t_usr_dir", "problem", "problem_options", "data_dir")
 _SHARED = (*_DATA, "model", "hparams_set", "teacher")
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Prints the plan, or the proposals of a search, as text or JSON."""
-    flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         cluster = _cluster(flags)
         for name, reason in _without_effect(flags, cluster):
@@ -70,13 +68,8 @@ def _plan(
     flags: absl_flags.FlagValues, planned: Request, cluster: ClusterFile, train_tokens: float
 ) -> None:
     plan = planned.plan(cluster)
-    report = plan_report(plan)
-    _draw(flags, report)
-    if flags.json:
-        print(json.dumps(_entry(plan, train_tokens), indent=2))
-        return
-    print(report)
-    if train_tokens:
+    _show(flags, plan_report(plan), _entry(plan, train_tokens))
+    if train_tokens and not flags.json:
         print(f"\n{flags.train_tokens} tokens take {training_text(plan, train_tokens)}.")
 
 
@@ -106,11 +99,6 @@ def _search(
     days = flags.days
     proposals = search.fewest_devices(train_tokens, days) if days else search.run()
     own = [f"--{name}={flags[name].value}" for name in _OF_PLAN if flags[name].value]
-    report = search_report(proposals, train_tokens, shlex.join(own))
-    _draw(flags, report)
-    if not flags.json:
-        print(report)
-        return
     front = pareto(proposals)
     entries = [
         {
@@ -121,7 +109,15 @@ def _search(
         }
         for each in proposals
     ]
-    print(json.dumps(entries, indent=2))
+    _show(flags, search_report(proposals, train_tokens, shlex.join(own)), entries)
+
+
+def _show(flags: absl_flags.FlagValues, report: Report, entries: object) -> None:
+    """Prints the report, or the entries as JSON; also draws the report if --html names a file."""
+    if flags.html:
+        with as_usage_error(OSError):
+            report.save(flags.html)
+    print(json.dumps(entries, indent=2) if flags.json else report)
 
 
 def _entry(plan: Plan, train_tokens: float) -> dict[str, Any]:
@@ -168,13 +164,6 @@ def _without_effect(
     for name in ("mesh_shape", "layout"):
         if flags[name].value == AUTO:
             yield f"{name}=auto", "use --search --devices=N"
-
-
-def _draw(flags: absl_flags.FlagValues, report: Report) -> None:
-    """Writes the report to the file that --html names, if the flag is given."""
-    if flags.html:
-        with as_usage_error(OSError):
-            report.save(flags.html)
 
 
 def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:

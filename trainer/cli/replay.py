@@ -5,26 +5,24 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from absl import flags as absl_flags
+
+from t2tp.trainer.cli.spec_from_flags import spec_of_run
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.replay import ReplayedStep, replay
-from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_spec import RunSpec
 
 _SHOWN = 10
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Replays the step; prints a line of JSON for each example, and a summary on stderr."""
-    flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
-        run_files.read_run(flags.output_dir)
         if flags.mesh_shape is None and flags.worker_gpu is None:
             # One device by default, whatever mesh the run has. --hparams may override this.
             flags["hparams"].value = ["mesh_shape=", *flags.hparams]
-        spec = spec_from_flags(flags)
+        spec = spec_of_run(flags)
         spec.check_same_data()
         for row in flags.without_rows:
             if not row.isdecimal():

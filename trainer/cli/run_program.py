@@ -10,8 +10,8 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from absl import flags as absl_flags
 
@@ -31,20 +31,8 @@ _COMPILER_FLAGS = ("deterministic", "intra_op_parallelism_threads")
 _MAX_MESSAGE = 4000  # Characters of an error.
 
 
-class Invocation(NamedTuple):
-    """One invocation of a program.
-
-    Attributes:
-      arguments: the command line without flags.
-      process: this process of a run; None if the run has no other processes.
-    """
-
-    flags: absl_flags.FlagValues
-    arguments: Sequence[str] = ()
-    process: ProcessSpec | None = None
-
-
-Body = Callable[[Invocation], int | None]
+# Takes the flags and the other arguments; returns the exit code, or None for 0.
+Body = Callable[..., int | None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,8 @@ class ProgramSpec:
     Attributes:
       intro: the beginning of the help.
       body: `module:function` that does the work. The module is imported only if the command line
-        is valid. The function takes an `Invocation` and returns the exit code, None for 0.
+        is valid. The function takes the flags and, as further arguments, the command line without
+        flags. It returns the exit code, None for 0.
       answers: boolean flag -> `module:function` that prints something, called instead of the body.
         With such a flag, no other flags are required.
       positional: the arguments that are not flags.
@@ -90,7 +79,8 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         with mirror.session() as session:
             flags, arguments = flag_groups.parse(spec.groups, command_line, spec.positional)
             if flags.help or flags.version:
-                print(spec.help_text() if flags.help else flag_groups.version(), flush=True)
+                version = f"t2tp {metadata.version('t2tp')}"
+                print(spec.help_text() if flags.help else version, flush=True)
                 return 0
             body = _body(spec, flags, arguments)
             process = _process(spec, flags)
@@ -104,7 +94,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
             if "compilation_cache_dir" in flags:
                 settings = [flags[name].value for name in _COMPILER_FLAGS if name in flags]
                 compilation_cache.use(flags.compilation_cache_dir, *settings)
-            code = run(Invocation(flags, arguments, process)) or 0
+            code = run(flags, *arguments) or 0
             sys.stdout.flush()  # Raises BrokenPipeError here instead of when Python exits.
         return code
     except BrokenPipeError:
@@ -117,8 +107,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         message = mirror.with_addresses(f"{error}{advice}")
         if len(message) > _MAX_MESSAGE:  # It may quote from a file of somebody else.
             message = f"{message[: _MAX_MESSAGE // 2]} ... {message[-_MAX_MESSAGE // 2 :]}"
-        print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
-        return getattr(error, "exit_code", FailedError.exit_code)
+        code = getattr(error, "exit_code", FailedError.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -126,19 +115,18 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
             error.filename = os.path.realpath("/dev/stdout")
         # Python would try again, when it exits, to write the rest to a full stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"{_caller(spec, process)}: {errors.sentence(error)}", file=sys.stderr)
-        return FailedError.exit_code
+        message, code = errors.sentence(error), FailedError.exit_code
     except Exception as error:
         # The second one is TensorFlow's, which may not be imported.
         if type(error).__name__ not in ("MemoryError", "ResourceExhaustedError"):
             raise
-        message = f"out of memory: {errors.first_line(error)}"
-        print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
-        return FailedError.exit_code
+        message, code = f"out of memory: {errors.first_line(error)}", FailedError.exit_code
     except KeyboardInterrupt as error:
         if process is None or process.process_id == 0:
             print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)
         return getattr(error, "exit_code", errors.SIGNALLED + signal.SIGINT)
+    print(f"{_caller(spec, process)}: {message}", file=sys.stderr)
+    return code
 
 
 def _check_is_utf8(command_line: Sequence[str]) -> None:

@@ -99,6 +99,18 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     return spec
 
 
+def spec_of_run(flags: absl_flags.FlagValues, needs_data: bool = False) -> RunSpec:
+    """Returns the spec of an existing run.
+
+    To decode, a converted run needs only its tokenizer, whose directory then replaces --data_dir. A
+    run that was trained after its conversion needs its data.
+    """
+    run_files.read_run(flags.output_dir)
+    if not (flags.data_dir or needs_data):
+        flags["data_dir"].value = huggingface_files.tokenizer_directory(flags.output_dir)
+    return spec_from_flags(flags)
+
+
 def _given(flags: absl_flags.FlagValues, kind: type[RunConfig | EvalConfig]) -> dict[str, Any]:
     """Returns the values of the flags that are fields of a dataclass, except None."""
     values = {each.name: value_of(flags, each.name) for each in fields(kind)}
@@ -120,17 +132,6 @@ def _evaluation(flags: absl_flags.FlagValues) -> EvalConfig:
             flags.eval_early_stopping_metric_minimize,
         )
     return EvalConfig(**named)
-
-
-def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
-    """Sets --data_dir to the directory of a converted run's tokenizer.
-
-    To decode, such a run needs only the tokenizer and no other data. Does nothing if the run was
-    trained after its conversion, or has no tokenizer.
-    """
-    found = huggingface_files.tokenizer_directory(flags.output_dir) if flags.output_dir else None
-    if found is not None:
-        flags["data_dir"].value = str(found)
 
 
 def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:

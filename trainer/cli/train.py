@@ -10,7 +10,6 @@ from absl import flags as absl_flags
 from absl import logging
 
 from t2tp import registry
-from t2tp.atomic_file import write_text
 from t2tp.checkpoint import UnusableCheckpointError
 from t2tp.checkpoint.frozen_base import BaseError
 from t2tp.checkpoint.variables import CheckpointMismatchError
@@ -23,7 +22,6 @@ from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
 from t2tp.trainer import run_yaml
-from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print, spec_from_flags
 from t2tp.trainer.errors import FailedError, UsageError, as_usage_error, first_line
 from t2tp.trainer.experiment import SCHEDULES, Experiment
@@ -61,10 +59,8 @@ def building(model: str) -> Iterator[None]:
     with as_usage_error(*BUILD_ERRORS):
         try:
             yield
-        except UsageError:
-            raise
         except _UNBUILDABLE as error:
-            if is_own or isinstance(error, BUILD_ERRORS):
+            if is_own or isinstance(error, (UsageError, *BUILD_ERRORS)):
                 raise
             message = f"{model} cannot be built with these hparams: {first_line(error)}"
             raise UsageError(message) from error
@@ -82,19 +78,25 @@ def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
         yield cluster
 
 
-def run(invocation: Invocation) -> None:
+def run(flags: absl_flags.FlagValues) -> None:
     """Runs the schedule of the flags, or explains or checks the run."""
-    flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         # Before hours of preparing data end at a directory that cannot be written.
         if flags.output_dir:
             run_files.check_writable(flags.output_dir)
         spec = spec_from_flags(flags)
-    if flags.explain_layout or flags.check_layout:
-        _examine(flags, spec)
+    if not (flags.explain_layout or flags.check_layout):
+        with joined(flags, spec):
+            _carry_out(flags, spec)
         return
-    with joined(flags, spec):
-        _carry_out(flags, spec)
+    with as_usage_error(ValueError, LookupError, OSError):
+        if flags.generate_data:
+            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+            spec = _with_prepared_data(flags, spec)
+    if flags.explain_layout:
+        _explain(flags, spec)
+    else:
+        _check(spec)
 
 
 def _warn_of_warmup(spec: RunSpec) -> None:
@@ -149,38 +151,30 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
         getattr(experiment, flags.schedule)()
 
 
-def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
-    """Explains or checks the run instead of training it; prints the result.
-
-    Also writes the explanation as a page into output_dir.
-    """
+def _explain(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
+    """Prints how the training program is laid out, and writes a page into output_dir."""
     with as_usage_error(ValueError, LookupError, OSError):
-        if flags.generate_data:
-            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
-            spec = _with_prepared_data(flags, spec)
-        experiment = _experiment(flags, spec) if flags.explain_layout else None
-    found: object
-    page, failure = "", ""
+        experiment = _experiment(flags, spec)
     with building(spec.model):
-        if experiment is not None:
-            found = explanation = experiment.explain()
-            page = explanation.html()
-        else:
-            # Imported here, because a training needs no checks.
-            from t2tp.trainer.layout_check import check_run_layout
+        explanation = experiment.explain()
+    print(explanation)
+    path = Path(spec.config.output_dir, "layout.html")
+    with as_usage_error(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        explanation.save(path)
+    logging.info("drawn in %s", path)
 
-            found = compared = check_run_layout(spec)
-            if not compared.check.agrees:
-                failure = "the layout does not compute what one device computes"
-    print(found)
-    if page:
-        path = Path(spec.config.output_dir, "layout.html")
-        with as_usage_error(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, page)
-        logging.info("drawn in %s", path)
-    if failure:
-        raise FailedError(failure)
+
+def _check(spec: RunSpec) -> None:
+    """Compares the run's layout with one device, and prints the result."""
+    # Imported here, because a training needs no checks.
+    from t2tp.trainer.layout_check import check_run_layout
+
+    with building(spec.model):
+        compared = check_run_layout(spec)
+    print(compared)
+    if not compared.check.agrees:
+        raise FailedError("the layout does not compute what one device computes")
 
 
 def _with_prepared_data(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:

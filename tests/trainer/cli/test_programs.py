@@ -120,9 +120,10 @@ def test_any_number_is_within_the_flags_range_or_one_sentence(spec, call):
                 continue
             given = []
             for value in NUMBERS:
-                code, _, said = call(spec, [f"--{name}={value}", *valid(spec, name)], given.append)
+                words = [f"--{name}={value}", *valid(spec, name)]
+                code, _, said = call(spec, words, lambda flags, *_: given.append(flags))
                 assert (code, len(said)) in ((0, 0), (2, 1)), (name, value, said)
-            accepted = [invocation.flags[name].value for invocation in given]
+            accepted = [values[name].value for values in given]
             assert all(row["min"] <= each <= row.get("max", 1e12) for each in accepted), name
 
 
@@ -139,7 +140,7 @@ def test_a_path_may_begin_with_the_home_directory(spec, monkeypatch):
 
 @every_program
 def test_a_full_disk_is_one_sentence(spec, call):
-    def body(invocation):
+    def body(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     stdout = os.dup(1)
@@ -242,8 +243,9 @@ def test_an_argument_too_many_is_named(spec, call):
     if any(each.takes_rest for each in spec.positional):
         words = ["a", "--unknown", "-h"]
         calls = []
-        assert call(spec, [*valid(spec)[: len(spec.required)], *words], calls.append)[0] == 0
-        assert calls[0].arguments == words
+        given = [*valid(spec)[: len(spec.required)], *words]
+        assert call(spec, given, lambda flags, *rest: calls.append(rest))[0] == 0
+        assert calls == [tuple(words)]
     else:
         stray = [f"x{number}" for number in range(len(spec.positional) + 1)]
         code, _, (sentence,) = call(spec, stray)
@@ -271,7 +273,7 @@ ENDS = {
 def test_each_end_has_its_exit_code_and_sentence(spec, end, call):
     error, code, sentence = ENDS[end]
 
-    def body(invocation):
+    def body(*_):
         if error is not None:
             raise error
 
@@ -284,10 +286,10 @@ def test_each_end_has_its_exit_code_and_sentence(spec, end, call):
 def test_of_several_processes_each_says_who_it_is_and_one_that_it_was_interrupted(call):
     spec = PROGRAMS["t2tp_eval"]
 
-    def fail(invocation):
+    def fail(*_):
         raise UsageError("no such file")
 
-    def interrupt(invocation):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     for number in (0, 1):
@@ -370,7 +372,7 @@ def test_an_error_of_the_user_s_module_shows_the_user_s_lines(call, tmp_path, ki
     directory.mkdir()
     (directory / "one.py").write_text(code)
     arguments = ["--problem=x", "--data_dir=d", f"--t2t_usr_dir={directory}"]
-    exit_code, _, said = call(PROGRAMS["t2tp_datagen"], arguments, lambda invocation: None)
+    exit_code, _, said = call(PROGRAMS["t2tp_datagen"], arguments, lambda flags: None)
     assert exit_code == 2 and said[0].startswith(f"t2tp_datagen: --t2t_usr_dir={directory}")
     places = [line for line in said if line.startswith("  File ")]
     for line, place in zip(lines, places, strict=True):
