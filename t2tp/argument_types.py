@@ -42,7 +42,7 @@ def checked(function: F) -> F:
             return function(*args, **kwargs)
         hints = _hints(function)
         for argument, value in given.items():
-            if not fits(value, hints.get(argument, Any)):
+            if not fits(value, hints.get(argument, object)):
                 hint = function.__annotations__[argument]
                 hint = hint.__origin__ if typing.get_origin(hint) is Annotated else hint
                 hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)

@@ -15,11 +15,11 @@ import dataclasses
 import inspect
 import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
-from t2tp.suggestions import check_known, nearest
+from t2tp.suggestions import nearest
 
 T = TypeVar("T")
 
@@ -304,9 +304,6 @@ class HParams:
     def __setattr__(self, name: str, value: Any) -> None:
         self.set(name, value)
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name}: a declared hyperparameter cannot be removed")
-
     def _declaration(self, name: str) -> _Declaration:
         if name not in self._declarations:
             raise UnknownHParamError(self._unknown(name))
@@ -328,15 +325,10 @@ def describe_differences(
       A line per hyperparameter whose value differs from the saved run's. The line ends with the
       value used: the override, or the default of a hyperparameter that was declared after the run
       was saved. A changed value in the hparams set does not change a saved run, so it has no line.
-
-    Raises:
-      ValueError: neither `saved` nor `preset` declares the name of an override.
     """
     lines = []
     saved_values, preset_values = saved.values(), preset.values()
     names = {**saved_values, **preset_values}
-    for name in overrides:
-        check_known(name, names, "hyperparameters", f"no hyperparameter {name!r}")
     for name in names:
         given = {"the saved run": saved_values.get(name, NOT_DECLARED)}
         if name not in saved_values:

@@ -23,8 +23,10 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
       OSError: the directory cannot be created.
     """
     for path in parent.glob(f"{glob.escape(prefix)}*"):
-        with contextlib.suppress(OSError):  # In use, or not a scratch directory.
-            _delete_abandoned(path)
+        # A directory in use raises an OSError, and so does one that is no scratch directory.
+        with contextlib.suppress(OSError), (path / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (directory / _LOCK).open("w") as lock:
@@ -35,9 +37,3 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _delete_abandoned(path: Path) -> None:
-    with (path / _LOCK).open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)

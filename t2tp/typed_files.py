@@ -316,7 +316,7 @@ class _Converter:
             return value
         origin, arguments = typing.get_origin(schema), typing.get_args(schema)
         if origin in (list, tuple):
-            return self._list(value, list if origin is list else tuple, arguments, name, limits)
+            return self._list(value, schema, name, limits)
         if schema is Any:
             return value
         if origin is Annotated and isinstance(arguments[1], MaxEntries):
@@ -392,15 +392,9 @@ class _Converter:
             self._refuse_type(value, name, *others)
         return self.convert(value, others[-1], name, limits)
 
-    def _list(
-        self,
-        value: Any,
-        origin: Callable[..., Any],
-        kinds: tuple[Any, ...],
-        name: str,
-        limits: Limits | None,
-    ) -> Any:
+    def _list(self, value: Any, schema: Schema, name: str, limits: Limits | None) -> Any:
         self._check_type(value, list, name)
+        origin, kinds = typing.get_origin(schema), typing.get_args(schema)
         if origin is list or kinds[1:] == (...,):
             kinds = kinds[:1] * len(value)
         if len(kinds) != len(value):

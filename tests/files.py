@@ -17,6 +17,12 @@ def files_in(directory: Path, ignored: str = "") -> dict[str, bytes]:
     }
 
 
+def make_large(path: Path) -> None:
+    """Makes a file of 40 GiB that needs no space."""
+    path.touch()
+    os.truncate(path, 40 << 30)
+
+
 # What may be at the path of a file instead of its proper contents.
 STRANGE: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
@@ -25,6 +31,7 @@ STRANGE: dict[str, Callable[[Path], object]] = {
     "a link to itself": lambda path: path.symlink_to(path),
     "a link outside": lambda path: path.symlink_to("/etc/hostname"),
     "empty": Path.touch,
+    "large": make_large,
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "deep lists": lambda path: path.write_text("[" * 100_000),
     "deep objects": lambda path: path.write_text('{"a":' * 900 + "1" + "}" * 900),

@@ -8,7 +8,6 @@ import sys
 from typing import Any, Literal
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -58,13 +57,6 @@ def check_is_refused(code, capsys, name):
 @pytest.mark.parametrize("kind", [kind for kind in STRANGE if "link" not in kind])
 def test_the_reader_takes_only_files_of_json(tmp_path, kind):
     STRANGE[kind](tmp_path / "file")
-    with pytest.raises(InvalidFileError, match=str(tmp_path / "file")):
-        typed_files.read_json(tmp_path / "file", dict[str, Any])
-
-
-def test_the_reader_takes_no_large_files(tmp_path):
-    (tmp_path / "file").touch()
-    os.truncate(tmp_path / "file", typed_files.MAX_BYTES + 1)
     with pytest.raises(InvalidFileError, match=str(tmp_path / "file")):
         typed_files.read_json(tmp_path / "file", dict[str, Any])
 
@@ -171,32 +163,6 @@ def test_any_value_of_any_entry_is_taken_or_refused(model, tmp_path_factory, nam
         assert str(error)
     finally:
         shutil.rmtree(source.parent)
-
-
-@settings(max_examples=60, **COMMON)
-@given(data=st.data())
-def test_any_value_in_the_file_of_a_run_is_taken_or_refused(run, tmp_path_factory, data):
-    from t2tp.trainer.run_dir import run_files
-
-    made = tmp_path_factory.mktemp("hostile")
-    content = yaml.safe_load((run / "run.yaml").read_text())
-    path = data.draw(st.sampled_from([(), *places(content)]))
-    (made / "run.yaml").write_text(json.dumps(with_value(content, path, data.draw(VALUES))))
-    try:
-        run_files.read(str(made))
-    except ValueError as error:
-        assert "run.yaml" in str(error)
-    finally:
-        shutil.rmtree(made)
-
-
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "deep lists", "deep objects", "binary"])
-def test_a_run_of_hostile_files_is_refused_in_a_sentence(run, tmp_path, capsys, kind):
-    made = shutil.copytree(run, tmp_path / "run")
-    (made / "run.yaml").unlink()
-    STRANGE[kind](made / "run.yaml")
-    flags = [f"--output_dir={made}", "--decode_from_file=x"]
-    check_is_refused(programs.t2tp_decoder(["t2tp_decoder", *flags]), capsys, "run.yaml")
 
 
 def test_the_space_of_tensors_is_reserved_before_they_are_written(tmp_path):

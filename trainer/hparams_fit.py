@@ -18,20 +18,18 @@ from t2tp.trainer.errors import UsageError
 _SHOWN_SETS = 3
 
 
-def check_fits(model: str, set_name: str, hparams: HParams) -> str:
+def check_fits(model: str, set_name: str, hparams: HParams) -> None:
     """Checks that an hparams set has the hyperparameters that all sets of the model share.
 
-    `set_name` is the set's name, or the file it was read from.
-
-    Returns:
-      A warning if the set is for another model but fits this model; else "".
+    Warns if the set is for another model but fits this model. `set_name` is the set's name, or the
+    file it was read from.
 
     Raises:
       UsageError: the set does not fit the model.
     """
     other_model = registry.find_model_of_hparams(set_name)
     if other_model == model:
-        return ""
+        return
     declared = _names_in(tuple(sets_of(model)))
     missing = sorted(_common_names(model) - set(hparams.values()))
     whose = f" is for the model {other_model}, and" if other_model else ""
@@ -41,10 +39,11 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
             f" use {_way_out(model, other_model, set_name)}"
         )
     if not other_model or not declared or _is_kind_of(model, other_model):
-        return ""
+        return
     idle = sorted(set(hparams.values()).difference(*declared))
-    return f"the hparams set {set_name} is for the model {other_model}; {model} goes with it" + (
-        f", and does not read {', '.join(idle)}" if idle else ""
+    unread = f", and does not read {', '.join(idle)}" if idle else ""
+    logging.warning(
+        f"the hparams set {set_name} is for the model {other_model}; {model} goes with it{unread}"
     )
 
 

@@ -10,7 +10,7 @@ from t2tp.checkpoint.reading import Checkpoint, RunWeights
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import CheckpointMismatchError, load
 from t2tp.hparam import HParams
-from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory, read_config
+from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory
 from t2tp.huggingface.moving import DirectoryCheckpoint
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.problems.vocab.vocabulary import Vocabulary
@@ -48,13 +48,15 @@ class OtherRun:
           UsageError: the path names neither, the model is no decoder-only language model, a file is
             damaged, or the run has adapters.
         """
-        run, saved, directory = run_files.run_of(path), None, None
+        run, directory = run_files.run_of(path), None
         with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
             if huggingface_files.is_model_directory(path):
-                model = read_config(Path(path))[1].model
+                directory = ModelDirectory.from_path(Path(path))
+                model, hparams = directory.model_type.model, directory.hparams()
             elif run is not None:
                 saved = run_files.read_run(str(run))
                 model = saved.flags.get("model") or ""
+                hparams = completed(saved.hparams, model)
             else:
                 raise UsageError(
                     f"--{flag}={path} is neither a run, nor a checkpoint of a run, nor a Hugging"
@@ -66,11 +68,7 @@ class OtherRun:
                     f"--{flag}={path} has the model {model}: name a decoder-only language model,"
                     " such as a transformer_lm"
                 )
-            if saved is not None:
-                hparams = completed(saved.hparams, model)
-            else:
-                directory = ModelDirectory.from_path(Path(path))
-                hparams = directory.hparams()
+            if directory is not None:
                 directory.check_tokenizer(hparams.vocab_size)
         if hparams.values().get("lora_rank"):
             raise UsageError(
@@ -92,10 +90,8 @@ class OtherRun:
 
     def on_mesh_of(self, hparams: HParams) -> HParams:
         """Returns the run's hparams with the mesh and the precision of another run."""
-        changed = self.hparams.copy()
-        for name in ("mesh_shape", "layout", "activation_dtype", "microbatches", "batch_size"):
-            changed.set(name, hparams.get(name))
-        return changed
+        names = ("mesh_shape", "layout", "activation_dtype", "microbatches", "batch_size")
+        return self.hparams.with_values({name: hparams.get(name) for name in names})
 
     def check_vocabulary(self, vocabulary: Vocabulary | None) -> None:
         """Checks that the run has the vocabulary of the data, token by token.

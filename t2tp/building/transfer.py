@@ -143,13 +143,8 @@ class Transfer:
                 f" set has no {role.kind} {name!r}"
             )
         growth = Growth(
-            *(
-                _size(dims) / _size(small_dims)
-                for dims, small_dims in (
-                    (role.inputs, small.role.inputs),
-                    (role.outputs, small.role.outputs),
-                )
-            )
+            _size(role.inputs) / _size(small.role.inputs),
+            _size(role.outputs) / _size(small.role.outputs),
         )
         factor = {MATRIX: growth.inputs**-0.5, HEAD: 1 / growth.inputs}.get(role.kind, 1.0)
         return _scaled(small.initializer, factor, name), growth

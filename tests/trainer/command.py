@@ -18,6 +18,16 @@ def call(program: str, *arguments: object, **flags: object) -> int:
     return getattr(programs, program)([program, *map(str, arguments), *flags_of(flags)])
 
 
+def refused(capture: pytest.CaptureFixture, program: str, *arguments: object, **flags) -> str:
+    """Checks that a program refuses its command line in one sentence, and returns the sentence."""
+    capture.readouterr()
+    assert call(program, *arguments, **flags) == 2
+    said = capture.readouterr()
+    assert said.out == "" and said.err.startswith(f"{program}: ")
+    assert len(said.err.splitlines()) == 1
+    return said.err
+
+
 def wrong_flags(program: str) -> pytest.MarkDecorator:
     """Parametrizes a test with the wrong `flags` of `mistakes.toml` and what a program `says`."""
 

@@ -48,8 +48,6 @@ def _scores(path: str | Path, reference_path: str) -> dict[str, float]:
 
 def _translations(directory: str) -> list[tuple[int, Path]]:
     """Lists (step, file) for the files named NAME-STEP, sorted by step."""
-    if not Path(directory).is_dir():
-        raise UsageError(f"--translations_dir={directory}: there is no such directory")
     translations: dict[int, Path] = {}
     for path in sorted(Path(directory).iterdir()):
         match = _STEP.fullmatch(path.name)

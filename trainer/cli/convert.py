@@ -37,7 +37,6 @@ from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_dir.token_rows import vocabulary_at
 
-_PARTIAL = "made"
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 
 
@@ -217,7 +216,7 @@ def _made(directory: Path) -> Iterator[Path]:
     parent = directory.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with scratch_directory(parent, f".{directory.name}.t2tp-convert-") as scratch:
-        partial = scratch / _PARTIAL
+        partial = scratch / "made"
         partial.mkdir()
         yield partial
         os.replace(partial, directory)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
-from absl import logging
 from tqdm import tqdm
 
 from t2tp import problems, registry
@@ -50,9 +49,7 @@ def run(flags: absl_flags.FlagValues) -> None:
             raise UsageError(f"--{name} has no effect: {reason}")
         train_tokens = _number(flags, "train_tokens", _UNITS)
         hparams = hparams_to_print(flags)
-        warning = check_fits(flags.model, flags.hparams_set, hparams)
-        if warning:
-            logging.warning("%s", warning)
+        check_fits(flags.model, flags.hparams_set, hparams)
         if flags.search:
             _set_batch(flags, hparams)
         size, shape = _vocab_size(flags), _image_shape(flags)

@@ -59,10 +59,6 @@ class ProgramSpec:
     positional: Sequence[Positional] = ()
     imports_tensorflow: bool = True
 
-    def help_text(self) -> str:
-        """Returns the output of `--help`."""
-        return flag_groups.help_text(self.intro, self.groups, self.positional)
-
 
 def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) -> int:
     """Runs a program and returns its exit code.
@@ -79,8 +75,8 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         with mirror.session() as session:
             flags, arguments = flag_groups.parse(spec.groups, command_line, spec.positional)
             if flags.help or flags.version:
-                version = f"t2tp {metadata.version('t2tp')}"
-                print(spec.help_text() if flags.help else version, flush=True)
+                help = flag_groups.help_text(spec.intro, spec.groups, spec.positional)
+                print(help if flags.help else f"t2tp {metadata.version('t2tp')}", flush=True)
                 return 0
             body = _body(spec, flags, arguments)
             process = _process(spec, flags)

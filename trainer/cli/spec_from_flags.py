@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags as absl_flags
-from absl import logging
 
 import t2tp.hparams
 import t2tp.models  # noqa: F401  (registers the models)
@@ -64,13 +63,9 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     problem = find_problem(flags.output_dir, saved, model, problem_name, options)
     hparams, changes = _hparams(flags, settings["hparams_set"], saved, problem)
     if saved is None:
-        warning = check_fits(model, settings["hparams_set"], hparams)
-        if warning:
-            logging.warning("%s", warning)
+        check_fits(model, settings["hparams_set"], hparams)
     config = RunConfig(**_given(flags, RunConfig) | {"random_seed": settings["random_seed"]})
     if is_auto(flags):
-        if not flags.data_dir or problem is None:
-            raise UsageError("--mesh_shape=auto needs --problem and --data_dir, for the vocabulary")
         size = problem.vocab_sizes(flags.data_dir)["targets"]
         # Imported here, because a run with a layout needs no planner.
         from t2tp.trainer import auto_layout, planning
@@ -173,12 +168,11 @@ def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
     if saved is None and not flags.hparams_set:
         raise UsageError("--hparams_set is missing: name the set to print, or an --output_dir")
     _user_dir(flags, saved)
-    name, options = (
-        value_of(flags, each) or (saved and saved.flags.get(each))
-        for each in ("problem", "problem_options")
-    )
-    problem = problems.find(name, options or "") if name else None
-    set_name = flags.hparams_set or (saved.flags.get("hparams_set") if saved else "") or ""
+    before = saved.flags if saved else {}
+    name = value_of(flags, "problem") or before.get("problem")
+    options = value_of(flags, "problem_options") or before.get("problem_options") or ""
+    problem = problems.find(name, options) if name else None
+    set_name = flags.hparams_set or before.get("hparams_set") or ""
     return _hparams(flags, set_name, saved, problem)[0]
 
 
@@ -253,8 +247,7 @@ def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
     short = [(flag, name, value_of(flags, flag)) for flag, name in _SHORT.items()]
     workers = value_of(flags, "worker_gpu")
     short.append(("worker_gpu", "mesh_shape", workers and f"data:{workers}"))
-    given = [(flag, name, value) for flag, name, value in short if value is not None]
-    return [each for each in given if each[2] != AUTO]
+    return [each for each in short if each[2] not in (None, AUTO)]
 
 
 def is_auto(flags: absl_flags.FlagValues) -> bool:

@@ -1,6 +1,7 @@
 """`t2tp_trainer`: creates an experiment from the flags and runs its schedule."""
 
 import contextlib
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_spec import RunSpec
+
+_INDENT = " " * 4
 
 # Errors of building a run that the user can fix.
 BUILD_ERRORS = (
@@ -97,6 +100,21 @@ def run(flags: absl_flags.FlagValues) -> None:
         _explain(flags, spec)
     else:
         _check(spec)
+
+
+def print_registry(flags: absl_flags.FlagValues) -> None:
+    """Prints the names of everything that is registered, and the schedules (--registry_help)."""
+    print(f"{registry.help_text()}\n\nSchedules:\n  {', '.join(SCHEDULES)}")
+
+
+def print_hparams(flags: absl_flags.FlagValues) -> None:
+    """Prints the resulting hparams, each with its valid values and help (--print_hparams)."""
+    with as_usage_error(ValueError, LookupError, OSError):
+        hparams = hparams_to_print(flags)
+    for name, value in hparams.values().items():
+        print(f"{name}={value}")
+        comment = f"{hparams.expected(name)}; {hparams.help(name)}".removesuffix("; ")
+        print(textwrap.fill(comment, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
 
 
 def _warn_of_warmup(spec: RunSpec) -> None:

@@ -9,6 +9,7 @@ import pytest
 from t2tp.trainer.cli import programs, tune
 from tests.huggingface.tiny_files import write_tiny_gpt2
 from tests.trainer.cli.test_t2tp_tune import FAKE
+from tests.trainer.command import refused
 
 NAMES = ["a,b[1]\\ *? {100%s} ~é\nc:d;e=>f", '-dash it\'s "$HOME" #1!']
 
@@ -100,9 +101,8 @@ def test_a_search_works_in_a_directory_of_any_name(directory, monkeypatch):
 
 def test_a_saved_model_that_tensorflow_could_not_load_is_refused(trained, data_dir, capsys):
     run = trained.rename(trained.parent / "v[1]")
-    command = ["t2tp_exporter", f"--output_dir={run}", f"--data_dir={data_dir}"]
-    assert programs.t2tp_exporter(command) == 2
-    assert "--export_dir" in capsys.readouterr().err
+    said = refused(capsys, "t2tp_exporter", output_dir=run, data_dir=data_dir)
+    assert "--export_dir" in said
     assert not (run / "export").exists()
 
 
@@ -110,6 +110,5 @@ def test_a_saved_model_that_tensorflow_could_not_load_is_refused(trained, data_d
 def test_a_path_that_is_not_utf8_is_refused(program, capsys):
     path = "/v\udcff"  # the byte 0xff, as Python reads it
     command = [path] if "inspect" in program else [f"--output_dir={path}", "--data_dir=data"]
-    assert getattr(programs, program)([program, *command]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, program, *command)
     assert "\\xff" in line and "UTF-8" in line

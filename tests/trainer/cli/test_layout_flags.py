@@ -53,12 +53,6 @@ def test_an_operation_that_is_wrong_is_named(trainer, capfd):
     assert "the layout does not compute what one device computes" in said.err
 
 
-def test_several_processes_are_refused(trainer, capfd):
-    given = {"num_processes": 2, "process_id": 0, "coordinator": "localhost:1"}
-    assert trainer(check_layout=True, **given, **MESH) == 2
-    assert "--check_layout needs a single process" in capfd.readouterr().err
-
-
 def test_it_prints_draws_and_leaves(trainer, tmp_path, capfd):
     assert trainer(explain_layout=True, **MESH) == 0
     said = capfd.readouterr()
@@ -96,18 +90,3 @@ def test_training_goes_on_as_if_nothing_had_been_explained(trainer, tmp_path, ca
     assert after == checkpoints and all(path.read_bytes() == b for path, b in before.items())
     assert trainer(schedule="train", train_steps=3) == 0
     assert "resuming from the checkpoint of step 2" in capfd.readouterr().err
-
-
-WRONG = {
-    "data": ({"data_dir": "/nowhere"}, "t2tp_datagen --problem="),
-    "folder": ({"output_dir": "/proc/version/run"}, "is not a directory"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capfd, name):
-    flags, says = WRONG[name]
-    assert trainer(explain_layout=True, **{**MESH, **flags}) == 2
-    said = capfd.readouterr()
-    assert said.out == "" and says in said.err and said.err.startswith("t2tp_trainer: ")
-    assert not (tmp_path / "run").exists()

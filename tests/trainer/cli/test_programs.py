@@ -118,13 +118,13 @@ def test_any_number_is_within_the_flags_range_or_one_sentence(spec, call):
         for name, row in group.rows.items():
             if row.get("type") not in ("int", "float"):
                 continue
-            given = []
+
+            def check(flags, *_, name=name, row=row):
+                assert row["min"] <= flags[name].value <= row.get("max", 1e12), name
+
             for value in NUMBERS:
-                words = [f"--{name}={value}", *valid(spec, name)]
-                code, _, said = call(spec, words, lambda flags, *_: given.append(flags))
+                code, _, said = call(spec, [f"--{name}={value}", *valid(spec, name)], check)
                 assert (code, len(said)) in ((0, 0), (2, 1)), (name, value, said)
-            accepted = [values[name].value for values in given]
-            assert all(row["min"] <= each <= row.get("max", 1e12) for each in accepted), name
 
 
 @every_program
@@ -151,21 +151,6 @@ def test_a_full_disk_is_one_sentence(spec, call):
     (said,) = errors
     assert code == 1
     assert said.startswith(f"{spec.name}: /") and said.endswith(": No space left on device")
-
-
-NAMES_ELSEWHERE = {
-    "lr": "--hparams=learning_rate_constant=5",
-    "learning_rate": "--hparams=learning_rate_constant=5",
-    "epochs": "--train_steps",
-    "bf16": "--precision",
-    "seed": "--random_seed",
-}
-
-
-@pytest.mark.parametrize("name", NAMES_ELSEWHERE)
-def test_a_name_of_another_framework_is_answered_with_ours(name, call):
-    code, _, errors = call(PROGRAMS["t2tp_trainer"], [f"--{name}=5"])
-    assert code == 2 and NAMES_ELSEWHERE[name] in errors[0]
 
 
 def test_an_integer_may_be_written_as_1e5(tmp_path):
@@ -213,6 +198,10 @@ def test_an_alias_is_the_flags_that_it_stands_for():
 
 
 CASES = [
+    (["t2tp_trainer", "--lr=5"], "--hparams=learning_rate_constant=5"),
+    (["t2tp_trainer", "--epochs=5"], "--train_steps"),
+    (["t2tp_trainer", "--bf16=5"], "--precision"),
+    (["t2tp_trainer", "--seed=5"], "--random_seed"),
     (["t2tp_trainer", "--batch_size=8"], "write --hparams=batch_size=8"),
     (["t2tp_trainer", "--learning_rate=0.1"], "--hparams=learning_rate_constant=0.1"),
     (["t2tp_tune", "--train_steps=8"], "write --train_steps after --"),

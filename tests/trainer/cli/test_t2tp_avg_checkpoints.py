@@ -1,5 +1,6 @@
 """`t2tp_avg_checkpoints` on runs of the toy model."""
 
+import functools
 import re
 import shutil
 
@@ -10,7 +11,6 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.optim.ema import average_weights, read_averages
-from t2tp.trainer.cli.programs import t2tp_avg_checkpoints
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_config import RunConfig
@@ -18,12 +18,11 @@ from t2tp.trainer.run_dir import averaging
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.files import flip
 from tests.trainer import toy
+from tests.trainer.command import call, refused
 from tests.trainer.toy_estimator import estimator
 from tests.trainer.toy_estimator import step_directory as step
 
-
-def main(flags):
-    return t2tp_avg_checkpoints(["t2tp_avg_checkpoints", *flags])
+average = functools.partial(call, "t2tp_avg_checkpoints")
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +42,7 @@ def read(path, name="w"):
 
 def test_the_average_of_the_last_ones_evaluates_in_place_of_a_run(run, tmp_path, capsys):
     out = tmp_path / "average"
-    flags = [f"--output_dir={run}", "--num_last_checkpoints=3", f"--output_path={out}"]
-    assert main(flags) == 0
+    assert average(output_dir=run, num_last_checkpoints=3, output_path=out) == 0
     said = capsys.readouterr().out
     assert "averaged the trainable variables of 3 checkpoints" in said
     assert f"in {step(out, 13)}; " in said
@@ -82,7 +80,7 @@ def test_moving_averages_are_averaged_and_batch_statistics_are_warned_of(tmp_pat
 
     run, out = tmp_path / "run", tmp_path / "average"
     made(run).train(toy.inputs(), 8)
-    assert main([f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={out}"]) == 0
+    assert average(output_dir=run, num_last_checkpoints=2, output_path=out) == 0
     said = capsys.readouterr()
     assert "the trainable variables and their moving averages (ema_decay) of 2 check" in said.out
     assert re.search(r"warning: 1 .* norms \(norm/moving_mean, ...\) .* step 8 alone", said.err)
@@ -96,7 +94,7 @@ def test_moving_averages_are_averaged_and_batch_statistics_are_warned_of(tmp_pat
 def test_a_list_of_checkpoints_of_any_meshes(run, tmp_path):
     estimator(tmp_path / "other", "one device", random_seed=1).train(toy.inputs(), 8)
     both = [step(run, 12), tmp_path / "other"]
-    assert main([f"--checkpoints={both[0]},{both[1]}", f"--output_path={tmp_path / 'out'}"]) == 0
+    assert average(checkpoints=f"{both[0]},{both[1]}", output_path=tmp_path / "out") == 0
     wanted = (read(both[0]).astype(np.float64) + read(both[1])) / 2
     np.testing.assert_array_equal(read(tmp_path / "out"), wanted.astype(np.float32))
 
@@ -118,8 +116,8 @@ def test_started_again_after_a_crash_it_finishes_the_work(run, tmp_path, monkeyp
         copy(*arguments)
 
     monkeypatch.setattr(averaging, "write_bytes", crash_once)
-    flags = [f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={tmp_path}"]
-    assert [main(flags), main(flags)] == [2, 0]
+    flags = {"output_dir": run, "num_last_checkpoints": 2, "output_path": tmp_path}
+    assert [average(**flags), average(**flags)] == [2, 0]
     assert (tmp_path / "run.yaml").read_text() == "settings"
 
 
@@ -130,23 +128,19 @@ def test_what_cannot_be_averaged_is_a_sentence_and_writes_nothing(run, tmp_path,
         file.truncate(5)
     shutil.copytree(step(run, 8), tmp_path / "wrong")
     flip(tmp_path / "wrong/variables.data-00000-of-00001")
-    out = f"--output_path={tmp_path / 'out'}"
-    capsys.readouterr()  # Discards what training printed.
+    out = tmp_path / "out"
     for flags, said in (
-        ([f"--output_dir={run}"], "cannot average 8 checkpoints: .* holds 4: steps 4, 8"),
-        ([f"--checkpoints={run},{tmp_path / 'plain'}"], "w_momentum_v is absent in .*plain"),
-        ([f"--checkpoints={run},{tmp_path / 'cut'}"], "cut is damaged: .* has 5 bytes"),
-        ([f"--checkpoints={run},{tmp_path / 'wrong'}"], "wrong is damaged"),
-        ([f"--checkpoints={tmp_path / 'none'}"], "none does not exist"),
+        ({"output_dir": run}, "cannot average 8 checkpoints: .* holds 4: steps 4, 8"),
+        ({"checkpoints": f"{run},{tmp_path / 'plain'}"}, "w_momentum_v is absent in .*plain"),
+        ({"checkpoints": f"{run},{tmp_path / 'cut'}"}, "cut is damaged: .* has 5 bytes"),
+        ({"checkpoints": f"{run},{tmp_path / 'wrong'}"}, "wrong is damaged"),
+        ({"checkpoints": f"{tmp_path / 'none'}"}, "none does not exist"),
     ):
-        assert main([*flags, out]) == 2
-        error = capsys.readouterr().err
-        assert len(error.splitlines()) == 1
-        assert re.search(f"^t2tp_avg_checkpoints: .*{said}", error), error
-    assert not list((tmp_path / "out").rglob("step-*"))
-    in_place = [f"--output_dir={run}", "--num_last_checkpoints=2", f"--output_path={run}"]
-    assert main(in_place) == 2
+        error = refused(capsys, "t2tp_avg_checkpoints", **flags, output_path=out)
+        assert re.search(said, error), error
+    assert not list(out.rglob("step-*"))
+    assert average(output_dir=run, num_last_checkpoints=2, output_path=run) == 2
     assert "Step 13 is already saved" in capsys.readouterr().err
-    for flags in ([out], [out, f"--output_dir={run}", "--checkpoints=a"]):
-        assert main(flags) == 2
+    for flags in ({}, {"output_dir": run, "checkpoints": "a"}):
+        assert average(**flags, output_path=out) == 2
         assert "give either --checkpoints or --output_dir" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 import pytest
 import sacrebleu
 
-from t2tp.trainer.cli.programs import t2tp_bleu as main
+from tests.trainer.command import call, refused
 from tests.trainer.hooks.events import read_scalars
 
 REFERENCE = ["The cat sat on the mat today.", "A dog ran over the green hill there."]
@@ -30,7 +30,7 @@ def bleu(lines: list[str], lowercase: bool) -> float:
 
 def test_a_translation_is_scored_as_sacrebleu_does(files, capsys):
     reference, directory = files
-    assert main(["", f"--translation={directory / 'news-2000'}", f"--reference={reference}"]) == 0
+    assert call("t2tp_bleu", translation=directory / "news-2000", reference=reference) == 0
     said = capsys.readouterr().out
     assert said == f"BLEU_cased = {bleu(GOOD, False):6.2f}\nBLEU_uncased = 100.00\n"
     assert bleu(GOOD, False) < 99
@@ -38,8 +38,7 @@ def test_a_translation_is_scored_as_sacrebleu_does(files, capsys):
 
 def test_a_directory_becomes_curves(files, capsys):
     reference, directory = files
-    flags = [f"--translations_dir={directory}", f"--reference={reference}"]
-    assert main(["", *flags]) == 0
+    assert call("t2tp_bleu", translations_dir=directory, reference=reference) == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
         ["step", "100"],
         ["step", "2000"],
@@ -62,17 +61,14 @@ def test_wrong_input_is_one_sentence(files, tmp_path, capsys):
     (tmp_path / "twice").mkdir()
     for name in ("a-7", "b-7"):
         (tmp_path / "twice" / name).write_text("x\ny\n", "utf-8")
-    good, twice = f"--translation={directory / 'news-2000'}", tmp_path / "twice"
+    good, twice = directory / "news-2000", tmp_path / "twice"
     for flags, says in (
-        ([good], "give --reference"),
-        ([f"--reference={reference}"], "either --translation or --translations_dir"),
-        ([good, f"--reference={short}"], "news-2000 has 2 lines, and"),
-        ([good, "--reference=/dev/zero"], "/dev/zero has over"),
-        ([f"--translation={empty}", f"--reference={empty}"], "empty has 0 lines"),
-        ([f"--translations_dir={tmp_path}", f"--reference={reference}"], "no file named NAME-STEP"),
-        ([f"--translations_dir={twice}", f"--reference={reference}"], "two translations of step 7"),
+        ({"translation": good}, "give --reference"),
+        ({"reference": reference}, "either --translation or --translations_dir"),
+        ({"translation": good, "reference": short}, "news-2000 has 2 lines, and"),
+        ({"translation": good, "reference": "/dev/zero"}, "/dev/zero has over"),
+        ({"translation": empty, "reference": empty}, "empty has 0 lines"),
+        ({"translations_dir": tmp_path, "reference": reference}, "no file named NAME-STEP"),
+        ({"translations_dir": twice, "reference": reference}, "two translations of step 7"),
     ):
-        assert main(["", *flags]) == 2
-        said = capsys.readouterr()
-        assert says in said.err and len(said.err.splitlines()) == 1
-        assert said.out == ""
+        assert says in refused(capsys, "t2tp_bleu", **flags)

@@ -1,23 +1,21 @@
 """The program as a user runs it, on the whole standard library."""
 
-from t2tp.trainer.cli.programs import t2tp_datagen as main
 from tests.python_code import run_code
+from tests.trainer.command import call, refused
 
 PROBLEM = "languagemodel_python_stdlib"
 
 
 def test_what_is_wrong_ends_with_a_sentence_and_touches_nothing(tmp_path, capsys):
-    data = f"--data_dir={tmp_path / 'data'}"
-    assert main(["t2tp_datagen", data, f"--problem={PROBLEM[:-1]}"]) == 2
-    sentence = f"t2tp_datagen: unknown problem '{PROBLEM[:-1]}': did you mean {PROBLEM}"
-    said = capsys.readouterr().err
-    assert said.startswith(sentence) and len(said.splitlines()) == 1
+    flags = {"problem": PROBLEM[:-1], "data_dir": tmp_path / "data"}
+    says = f"unknown problem '{PROBLEM[:-1]}': did you mean {PROBLEM}"
+    assert says in refused(capsys, "t2tp_datagen", **flags)
     assert not (tmp_path / "data").exists()
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["t2tp_datagen", f"--problem={PROBLEM}", f"--data_dir={tmp_path / 'file'}"]) == 1
+    assert call("t2tp_datagen", problem=PROBLEM, data_dir=tmp_path / "file") == 1
     said = capsys.readouterr().err
     assert f"cannot write data: File exists: '{tmp_path / 'file'}'" in said
 

@@ -7,13 +7,11 @@ import pytest
 import tensorflow as tf
 
 from t2tp.checkpoint import Slice, save
-from t2tp.trainer.cli.programs import t2tp_inspect_checkpoint
 from tests.trainer import toy
+from tests.trainer.command import call, refused
 from tests.trainer.toy_estimator import estimator
 
-
-def main(paths):
-    return t2tp_inspect_checkpoint(["t2tp_inspect_checkpoint", *paths])
+PROGRAM = "t2tp_inspect_checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,7 @@ def run(tmp_path_factory):
 
 
 def test_it_shows_the_variables_and_how_they_lay(run, capsys):
-    assert main([str(run)]) == 0
+    assert call(PROGRAM, run) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{run}/checkpoints/step-00000008: step 8, saved 20")
     assert first.endswith("mesh data:2;model:2, layout batch:data;d_out:model")
@@ -41,7 +39,7 @@ def test_it_shows_the_variables_and_how_they_lay(run, capsys):
 def test_what_does_not_say_its_dimensions_is_shown_too(tmp_path, capsys):
     whole = Slice.full("v", (2, 3), tf.float16)
     save(tmp_path / "checkpoints", 1, [[(whole, tf.ones([2, 3], tf.float16))]], {})
-    assert main([str(tmp_path)]) == 0
+    assert call(PROGRAM, tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].split() == ["v", "[2,", "3]", "float16", "12", "?"]
     assert lines[-1] == "variables: 1 variables, 6 numbers, 12 bytes"
@@ -51,9 +49,9 @@ def test_two_that_are_the_same_on_any_mesh(run, tmp_path, capsys):
     shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
     estimator(tmp_path, "one device").train(toy.inputs(), 9)
     shutil.copytree(run / "checkpoints/step-00000008", tmp_path / "copy")
-    assert main([str(run), str(tmp_path / "copy")]) == 0
+    assert call(PROGRAM, run, tmp_path / "copy") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "the same: 2 variables"
-    assert main([str(run), str(tmp_path)]) == 1
+    assert call(PROGRAM, run, tmp_path) == 1
     assert capsys.readouterr().out.count("24 of 24 values differ") == 2
 
 
@@ -76,7 +74,7 @@ def test_in_what_two_differ(tmp_path, capsys):
         return str(save(tmp_path / str(number), 1, [slices], {}))
 
     first, second = saved(0), saved(1)
-    assert main([first, second]) == 1
+    assert call(PROGRAM, first, second) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{first} (step 1)",
         f"{second} (step 1)",
@@ -93,11 +91,7 @@ def test_a_damaged_one_is_a_sentence(run, tmp_path, capsys):
     shutil.copytree(run / "checkpoints/step-00000008", tmp_path / "damaged")
     data = tmp_path / "damaged/variables.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1] + b"x")
-    assert main([str(run), str(tmp_path / "damaged")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"t2tp_inspect_checkpoint: The checkpoint {tmp_path}/damaged is damaged")
-    assert main([str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err == (
-        f"t2tp_inspect_checkpoint: {tmp_path}/none does not exist: name a checkpoint's directory,"
-        " or a run's\n"
-    )
+    said = refused(capsys, PROGRAM, run, tmp_path / "damaged")
+    assert f"The checkpoint {tmp_path}/damaged is damaged" in said
+    missing = f"{tmp_path}/none does not exist: name a checkpoint's directory, or a run's\n"
+    assert refused(capsys, PROGRAM, tmp_path / "none") == f"{PROGRAM}: {missing}"

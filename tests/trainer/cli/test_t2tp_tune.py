@@ -16,7 +16,7 @@ from t2tp import registry
 from t2tp.trainer.cli import tune
 from t2tp.trainer.cli.programs import t2tp_tune as main
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
-from tests.trainer.command import flags_of, wrong_flags
+from tests.trainer.command import flags_of, refused, wrong_flags
 
 FAKE = ("tests.trainer.cli.fake_trainer",)
 PROBLEM = "--problem=languagemodel_python_stdlib"
@@ -30,25 +30,20 @@ WRONG = [
 ]
 
 
-def refused(capsys, trainer, **flags):
-    """Returns the sentence that `t2tp_tune` says about its flags, or about the trainer's."""
-    own = flags_of({"hparams_range": "basic1", "output_dir": "o", **flags})
-    assert main(["t2tp_tune", *own, *trainer]) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1 and "PW" not in said
-    return said
+OWN = {"hparams_range": "basic1", "output_dir": "o"}
 
 
 @wrong_flags("t2tp_tune")
 def test_wrong_flags_are_one_sentence(capsys, tmp_path, monkeypatch, flags, says):
     monkeypatch.chdir(tmp_path)
-    assert says in refused(capsys, FLAGS, **flags)
+    said = refused(capsys, "t2tp_tune", *flags_of(OWN | flags), *FLAGS)
+    assert says in said and "PW" not in said
 
 
 @pytest.mark.parametrize(("trainer", "says"), WRONG)
 def test_wrong_flags_of_the_trainer_are_one_sentence(capsys, tmp_path, monkeypatch, trainer, says):
     monkeypatch.chdir(tmp_path)
-    assert says in refused(capsys, trainer)
+    assert says in refused(capsys, "t2tp_tune", *flags_of(OWN), *trainer)
 
 
 @pytest.fixture
