@@ -18,9 +18,8 @@ def checked(function: F) -> F:
     """Decorates a function, or a class for its `__init__`, to check the types of its arguments.
 
     A wrong or unknown argument raises a `TypeError` that names it. Only the outer type is checked:
-    for `Mapping[str, Feature]`, whether the value is a mapping. Hints that exist only for type
-    checkers are not checked. With the hint `Annotated[int, Limits(min=1)]`, a value that is not
-    within the limits raises a `ValueError`.
+    for `Mapping[str, Feature]`, whether the value is a mapping. With the hint `Annotated[int,
+    Limits(min=1)]`, a value that is not within the limits raises a `ValueError`.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
@@ -56,15 +55,7 @@ def checked(function: F) -> F:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the hints that can be evaluated, by argument."""
-    found = {}
-    for name, hint in getattr(function, "__annotations__", {}).items():
-        try:
-            names = vars(inspect.getmodule(function))
-            found[name] = eval(hint, names) if isinstance(hint, str) else hint
-        except (NameError, AttributeError, TypeError):
-            continue
-    return found
+    return typing.get_type_hints(function, include_extras=True)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -75,8 +66,6 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, each) for each in options)
     kind = origin or hint
-    if kind is None:
-        return value is None
     if not isinstance(kind, type):  # Any, type variables, literals.
         return True
     if kind in (int, float):

@@ -70,13 +70,11 @@ class Interval:
         return min(self.high, math.floor(_at(fraction, self.low, self.high + 1, self.scale)))
 
     def grid(self, points: int) -> Sequence[float]:
-        """Returns values at equal distances on the scale, from `low` to `high`."""
-        if self.low == self.high:
-            return [self.low]
+        """Returns different values at equal distances on the scale, from `low` to `high`."""
         fractions = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
         exact = [_at(fraction, self.low, self.high, self.scale) for fraction in fractions]
         inside = [min(self.high, max(self.low, value)) for value in exact]
-        return list(dict.fromkeys(map(round, inside))) if self.is_int else inside
+        return list(dict.fromkeys(map(round, inside) if self.is_int else inside))
 
 
 class RangedHParams:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from t2tp import problems, registry
 from t2tp.argument_types import checked
 from t2tp.hparam import HParams
+from t2tp.hparam_limits import Limits
 from t2tp.mesh.layout import Layout
 from t2tp.models.model import Model
 from t2tp.problems.problem import Problem
@@ -26,6 +27,7 @@ from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
 
 
+@checked
 @dataclass(frozen=True)
 class RunSpec:
     """Model, problem, data and steps of a run, checked against the run in the output directory.
@@ -60,16 +62,11 @@ class RunSpec:
     hparams: HParams
     config: RunConfig
     data_dir: str | PathLike[str]
-    train_steps: int
+    train_steps: Annotated[int, Limits(min=0)]
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     saved: SavedRun | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        """Raises ValueError if the number of steps is negative."""
-        if self.train_steps < 0:
-            raise ValueError(f"train_steps is {self.train_steps}, and must be at least 0")
 
     @classmethod
     @checked

@@ -1,6 +1,6 @@
 """A short experiment: the tiny model on the tiny problem."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from t2tp import registry
@@ -19,8 +19,9 @@ def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -
     seed = settings.pop("random_seed", 0)
     of_config = {f.name: settings.pop(f.name) for f in fields(RunConfig) if f.name in settings}
     config = RunConfig(str(directory), random_seed=seed, log_step_count_steps=1, **of_config)
-    of_run = {"model": "transformer_lm", "problem": PROBLEM, "train_steps": 6, "flags": {}}
+    of_run = {"model": "transformer_lm", "problem": PROBLEM, "train_steps": 6}
     of_run |= {name: settings.pop(name) for name in of_run if name in settings}
+    flags = settings.pop("flags", {})
     evaluation = {"eval_steps": 2}
     evaluation |= {f.name: settings.pop(f.name) for f in fields(EvalConfig) if f.name in settings}
     spec = RunSpec.resolve(
@@ -30,5 +31,6 @@ def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -
         evaluation=EvalConfig(**evaluation),
         **of_run,
     )
+    spec = replace(spec, flags=flags)
     sampling = DecodeOptions(temperature=1.0, batch_size=1)
     return Experiment(spec, **{"decode_options": sampling, **settings})

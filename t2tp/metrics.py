@@ -1,4 +1,9 @@
-"""Sums over predicted tokens and over whole sequences."""
+"""Sums over a batch from which the metrics of an evaluation are computed.
+
+The sums are float32 scalars that ignore rows and positions of weight 0. They are added up over
+batches, and a problem divides one total by another. So a metric is computed over the whole split,
+on any mesh.
+"""
 
 import tensorflow as tf
 
