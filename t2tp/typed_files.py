@@ -394,7 +394,8 @@ class _Converter:
 
     def _list(self, value: Any, schema: Schema, name: str, limits: Limits | None) -> Any:
         self._check_type(value, list, name)
-        origin, kinds = typing.get_origin(schema), typing.get_args(schema)
+        origin: Any = typing.get_origin(schema)
+        kinds = typing.get_args(schema)
         if origin is list or kinds[1:] == (...,):
             kinds = kinds[:1] * len(value)
         if len(kinds) != len(value):

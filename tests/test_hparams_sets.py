@@ -20,11 +20,11 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
-from t2tp.models.image_classifier import ImageClassifier
 from t2tp.optim import apply_gradients
 from t2tp.planner.depth import period
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
+from t2tp.trainer.planning import request
 
 
 def ours(registered) -> bool:
@@ -95,31 +95,15 @@ class Built:
 
 def features_of(hparams_set, hparams, rows, classes=0) -> dict[str, t2tp.Feature]:
     """Returns the features of a problem that fits the set's model."""
-    model = registry.model(registry.model_of_hparams(hparams_set))
-    batch = mtf.Dimension("batch", rows)
-    if model.takes == ("targets", "weights"):
-        shape = mtf.Shape([batch, *image(*hparams.image_shape)])
-        return {"targets": t2tp.Feature(shape, tf.int32), "weights": t2tp.Feature([batch])}
-    if issubclass(model, ImageClassifier):
-        shape = mtf.Shape([batch, *image(*size_of_images(hparams_set))])
-        rows_only = mtf.Shape([batch])
-        return {
-            "inputs": t2tp.Feature(shape),
-            "targets": t2tp.Feature(rows_only, tf.int32),
-            "weights": t2tp.Feature(rows_only),
-        }
-    shape = mtf.Shape([batch, mtf.Dimension("length", hparams.max_length)])
-    names = made(hparams_set, hparams, VOCAB_SIZE, classes).takes
-    features = {name: t2tp.Feature(shape, tf.int32) for name in names}
+    of_rows = hparams.with_values({"batch_size": rows, "batch_size_unit": "sequences_per_batch"})
+    model, shape = registry.model_of_hparams(hparams_set), size_of_images(hparams_set)
+    features = dict(request(model, of_rows, VOCAB_SIZE, shape).features(of_rows))
     if classes:
-        features["targets"] = t2tp.Feature(mtf.Shape([batch]), tf.int32)
-        features["weights"] = t2tp.Feature(mtf.Shape([batch]))
+        ids = features["targets"]
+        batch = mtf.Shape(ids.shape.dims[:1])
+        features = dict.fromkeys(made(hparams_set, hparams, VOCAB_SIZE, classes).takes, ids)
+        features |= {"targets": t2tp.Feature(batch, tf.int32), "weights": t2tp.Feature(batch)}
     return features
-
-
-def image(height: int, width: int, channels: int) -> list[mtf.Dimension]:
-    sizes = {"height": height, "width": width, "channels": channels}
-    return [mtf.Dimension(name, size) for name, size in sizes.items()]
 
 
 def size_of_images(hparams_set: str) -> tuple[int, int, int]:

@@ -80,6 +80,12 @@ REFUSED = [
     (lambda r: r.set_float("x", 1.0, 2.0, scale="lgo"), "did you mean log"),
     (lambda r: r.set_discrete("x", []), "range of x is empty"),
     (lambda r: r.sample_trial(-1), "counted from 0"),
+    (lambda r: r.set_int("x", 0, 1, when={"kinds": ["adam"]}), "no choice before it: did you mean"),
+    (lambda r: r.set_int("x", 0, 1, when={"rate": [0.5]}), "depends on rate, which is no choice"),
+    (
+        lambda r: r.set_int("x", 0, 1, when={"kind": ["Adam"]}),
+        "kind='Adam', which is not in: 'adam",
+    ),
 ]
 
 
@@ -120,16 +126,3 @@ def test_a_grid_has_every_point_once():
         {"kind": "momentum", "momentum": 0.7},
         {"kind": "momentum", "momentum": 0.9},
     ]
-
-
-NEVER = [
-    ({"kinds": ["adam"]}, "depends on kinds, which is no choice before it: did you mean kind"),
-    ({"momentum": [0.5]}, "depends on momentum, which is no choice before it"),
-    ({"kind": ["Adam"]}, "depends on kind='Adam', which is not in: 'adam', 'sgd', 'momentum'"),
-]
-
-
-@pytest.mark.parametrize(("when", "says"), NEVER)
-def test_conditions_that_never_hold_are_refused(when, says):
-    with pytest.raises(ValueError, match=says):
-        conditional().set_float("x", 0.0, 1.0, when=when)

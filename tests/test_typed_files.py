@@ -8,7 +8,7 @@ import sys
 from typing import Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2tp import typed_files
@@ -121,8 +121,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-_USUAL = [HealthCheck.function_scoped_fixture]
-COMMON = dict(deadline=None, derandomize=True, suppress_health_check=_USUAL)
 
 
 def read_all(source):
@@ -144,7 +142,7 @@ def read_all(source):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[:-2])
-@settings(max_examples=30, **COMMON)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_value_of_any_entry_is_taken_or_refused(model, tmp_path_factory, name, data):
     source = tmp_path_factory.mktemp("hostile") / "source"

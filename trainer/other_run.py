@@ -10,7 +10,7 @@ from t2tp.checkpoint.reading import Checkpoint, RunWeights
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import CheckpointMismatchError, load
 from t2tp.hparam import HParams
-from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory
+from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory, read_config
 from t2tp.huggingface.moving import DirectoryCheckpoint
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.problems.vocab.vocabulary import Vocabulary
@@ -48,15 +48,13 @@ class OtherRun:
           UsageError: the path names neither, the model is no decoder-only language model, a file is
             damaged, or the run has adapters.
         """
-        run, directory = run_files.run_of(path), None
+        run, saved, directory = run_files.run_of(path), None, None
         with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
             if huggingface_files.is_model_directory(path):
-                directory = ModelDirectory.from_path(Path(path))
-                model, hparams = directory.model_type.model, directory.hparams()
+                model = read_config(Path(path))[1].model
             elif run is not None:
                 saved = run_files.read_run(str(run))
                 model = saved.flags.get("model") or ""
-                hparams = completed(saved.hparams, model)
             else:
                 raise UsageError(
                     f"--{flag}={path} is neither a run, nor a checkpoint of a run, nor a Hugging"
@@ -68,7 +66,11 @@ class OtherRun:
                     f"--{flag}={path} has the model {model}: name a decoder-only language model,"
                     " such as a transformer_lm"
                 )
-            if directory is not None:
+            if saved is not None:
+                hparams = completed(saved.hparams, model)
+            else:
+                directory = ModelDirectory.from_path(Path(path))
+                hparams = directory.hparams()
                 directory.check_tokenizer(hparams.vocab_size)
         if hparams.values().get("lora_rank"):
             raise UsageError(

@@ -3,14 +3,12 @@
 from unittest import mock
 
 import pytest
-import tensorflow as tf
 
-import t2tp
-from t2tp import mtf, registry
+from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits, read_set
+from t2tp.trainer.planning import request
 from t2tp.trainer.run_dir import run_files
 from tests import test_hparams_sets
 
@@ -51,18 +49,9 @@ def fitting_pairs() -> list[tuple[str, str]]:
 
 
 def build(model: str, hparams: HParams) -> None:
-    """Builds the loss of a batch, without devices and memory."""
-    length = mtf.Dimension("length", hparams.max_length)
-    shape = mtf.Shape([mtf.Dimension("batch", 2), length])
-    sizes = {name: 64 for name in ("inputs", "targets") if name in registry.model(model).takes}
-    made = registry.model(model)(hparams, {"targets": 64, **sizes})
-    features = {name: t2tp.Feature(shape, tf.int32) for name in made.takes}
+    """Builds a training step, without devices and memory."""
     hparams.mesh_shape = ""
-
-    def step(mesh, features):
-        return {"loss": made.loss(mesh, features, training=True).loss}
-
-    AbstractProgram(step, features).trace()
+    request(model, hparams, 64).program(hparams).trace()
 
 
 @pytest.mark.parametrize(("model", "set_name"), fitting_pairs())

@@ -31,8 +31,6 @@ from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_spec import RunSpec
 
-_INDENT = " " * 4
-
 # Errors of building a run that the user can fix.
 BUILD_ERRORS = (
     LayoutError,
@@ -114,7 +112,7 @@ def print_hparams(flags: absl_flags.FlagValues) -> None:
     for name, value in hparams.values().items():
         print(f"{name}={value}")
         comment = f"{hparams.expected(name)}; {hparams.help(name)}".removesuffix("; ")
-        print(textwrap.fill(comment, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
+        print(textwrap.fill(comment, 100, initial_indent=" " * 4, subsequent_indent=" " * 4))
 
 
 def _warn_of_warmup(spec: RunSpec) -> None:

@@ -14,7 +14,7 @@ import t2tp.hparams  # noqa: F401  (registers ranged sets)
 from t2tp import problems, registry
 from t2tp.problems.metrics import METRICS
 from t2tp.ranged_hparams import RangedHParams
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import import_user_dir_of
@@ -70,9 +70,9 @@ def _search(
 
     objectives = study.parse_objectives(flags.metric, flags.minimize)
     for each in objectives:
-        if each.metric not in metrics and not each.metric.startswith(_LOSS_TERM):
-            known = nearest(each.metric, metrics, f"metrics of {trainer.problem}")
-            raise UsageError(f"--metric={each.metric}: {known}")
+        if not each.metric.startswith(_LOSS_TERM):
+            what = f"metrics of {trainer.problem}"
+            check_known(each.metric, metrics, what, f"--metric={each.metric}", UsageError)
     frequency = trainer.local_eval_frequency
     last_step = trainer.train_steps or _TRAIN_STEPS
     if flags.pruner != "none" and (len(objectives) > 1 or not 0 < frequency < last_step):

@@ -34,8 +34,5 @@ def test_little_is_made_without_tensorflow_and_in_one_process(tmp_path):
     options = f"--problem_options=files={tmp_path}/a.tsv,vocab_size=300"
     arguments = ["--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}", options]
     # The first line has no prefix, and is not TensorFlow's.
-    assert (
-        run_code(code, *arguments)
-        .stderr.splitlines()[0]
-        .startswith("making the data of translate_tsv in ")
-    )
+    first_line = run_code(code, *arguments).stderr.splitlines()[0]
+    assert first_line.startswith("making the data of translate_tsv in ")

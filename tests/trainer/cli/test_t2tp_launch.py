@@ -59,10 +59,15 @@ def test_a_command_that_does_not_exist_and_wrong_numbers_are_refused(launch):
     assert code == 2 and "--num_processes=0" in said
 
 
+def values_of(variable, number, environment, gpus=(), each=None):
+    """Returns the values of an environment variable in a number of processes."""
+    environments = environments_of(number, each, environment, list(gpus))
+    return [own.get(variable) for own in environments]
+
+
 def test_gpus_are_dealt_out():
     def visible(number, each, gpus):
-        environments = environments_of(number, each, {}, gpus)
-        return [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments]
+        return values_of("CUDA_VISIBLE_DEVICES", number, {}, gpus, each)
 
     assert visible(2, None, ["0", "1", "2", "3"]) == ["0,1", "2,3"]
     assert visible(2, 1, ["4", "5", "6"]) == ["4", "5"]
@@ -83,11 +88,9 @@ def test_each_process_is_told_who_it_is():
 
 
 def test_the_processes_share_the_cores():
-    def threads(environment: dict[str, str]) -> set[str]:
-        return {own["TF_NUM_INTRAOP_THREADS"] for own in environments_of(2, None, environment, [])}
-
-    assert threads({}) == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
-    assert threads({"TF_NUM_INTRAOP_THREADS": "7"}) == {"7"}
+    threads, half = "TF_NUM_INTRAOP_THREADS", max(1, len(os.sched_getaffinity(0)) // 2)
+    assert values_of(threads, 2, {}) == [str(half)] * 2
+    assert values_of(threads, 2, {threads: "7"}) == ["7"] * 2
 
 
 def test_the_heap_is_configured_on_cpus_unless_the_environment_does():
@@ -119,12 +122,9 @@ def test_when_the_launcher_is_killed_its_processes_are_told_to_end_once(tmp_path
 
 
 def test_the_processes_share_a_secret_that_nobody_knows():
-    def secrets_of(environment: dict[str, str]) -> set[str]:
-        return {own["T2TP_SECRET"] for own in environments_of(3, None, environment, [])}
-
-    (first,), (second,) = secrets_of({}), secrets_of({})
+    (first,), (second,) = (set(values_of("T2TP_SECRET", 3, {})) for _ in range(2))
     assert first != second and len(first) == 32
-    assert secrets_of({"T2TP_SECRET": "of the user"}) == {"of the user"}
+    assert values_of("T2TP_SECRET", 2, {"T2TP_SECRET": "of the user"}) == ["of the user"] * 2
 
 
 def test_a_sentence_that_all_processes_end_with_is_shown_once(launch):
