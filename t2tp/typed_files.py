@@ -465,12 +465,12 @@ def plain_value(text: str) -> bool | int | float | str:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if not _NUMBER.fullmatch(text) or len(text) > _SHOWN:
-        return text
+        return str(text)
     try:
         return int(text)
     except ValueError:
         number = float(text)
-        return number if math.isfinite(number) else text
+        return number if math.isfinite(number) else str(text)
 
 
 def _shown(value: Any) -> str:
