@@ -65,8 +65,7 @@ def _search(
     from t2tp.trainer.search import report, study
     from t2tp.trainer.search.ledger import Claim, Ledger
     from t2tp.trainer.search.ranges import flag_text
-    from t2tp.trainer.search.search import TrialSearch
-    from t2tp.trainer.search.trial_run import Devices
+    from t2tp.trainer.search.search import Devices, TrialSearch
 
     objectives = study.parse_objectives(flags.metric, flags.minimize)
     for each in objectives:

@@ -164,17 +164,15 @@ def parse_objectives(text: str, minimize: bool) -> list[BestMetric]:
     Raises:
       UsageError: the text cannot be parsed, or a metric occurs twice.
     """
-    objectives = []
-    for part in text.split(","):
-        kind, colon, metric = part.strip().partition(":")
-        if not colon:
-            kind, metric = ("min" if minimize else "max"), kind
-        if kind not in ("min", "max") or not metric:
-            raise UsageError(
-                f"--metric={text}: expected METRIC, min:METRIC or max:METRIC, or several with"
-                " commas between them"
-            )
-        objectives.append(BestMetric(metric, kind == "min"))
+    default = "min:" if minimize else "max:"
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        objectives = [BestMetric.parse(each if ":" in each else default + each) for each in parts]
+    except ValueError as error:
+        raise UsageError(
+            f"--metric={text}: expected METRIC, min:METRIC or max:METRIC, or several with commas"
+            " between them"
+        ) from error
     if len({each.metric for each in objectives}) < len(objectives):
         raise UsageError(f"--metric={text}: a metric occurs twice")
     return objectives
