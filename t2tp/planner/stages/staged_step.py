@@ -20,7 +20,7 @@ from t2tp.planner.depth import depths, period
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
 from t2tp.planner.stages.steps import StageLowering
-from t2tp.planner.stages.timing import Table, Timing
+from t2tp.planner.stages.timing import Table
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 from t2tp.step.lowered import LoweredStep
@@ -90,26 +90,25 @@ class StagedStep:
             ranges = assign_layers(count, layout)
             check_layers_match(ranges, [layer % period(hparams) for layer in range(count)])
             assigned.append(ranges)
+        end = len(stacks) - 1, pipeline.chunks - 1
         self.stages = [
             [
-                Chunk(self._place(stage, chunk, len(stacks) - 1, stack), stack, len(numbers[stage]))
+                Chunk(self.place(stage, c == 0, (stack, c) == end), stack, len(numbers[stage]))
                 for stack, ranges in enumerate(assigned)
-                for chunk, numbers in enumerate(ranges)
+                for c, numbers in enumerate(ranges)
             ]
             for stage in range(layout.num_stages)
         ]
 
-    def _place(self, stage: int, chunk: int, last_stack: int, stack: int) -> str:
-        if stage == 0 and chunk == 0:
-            return FIRST
-        is_last = stage == self.layout.num_stages - 1 and stack == last_stack
-        return LAST if is_last and chunk == self.layout.pipeline.chunks - 1 else MIDDLE
+    def place(self, stage: int, has_beginning: bool = True, has_end: bool = True) -> str:
+        """Returns the place of a stage or of one of its chunks: `first`, `middle` or `last`.
 
-    def place(self, stage: int) -> str:
-        """Returns the place of a stage: `first`, `middle` or `last`."""
-        if stage == 0:
+        `has_beginning` and `has_end` say whether the chunk is among the first or the last of a
+        stage.
+        """
+        if stage == 0 and has_beginning:
             return FIRST
-        return LAST if stage == self.layout.num_stages - 1 else MIDDLE
+        return LAST if stage == self.layout.num_stages - 1 and has_end else MIDDLE
 
     def layers(self, stage: int) -> list[int]:
         """Returns the number of layers of each stack in a stage."""
@@ -237,7 +236,6 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     messages = [step.message(chunk, FORWARD) for chunk in range(table.chunks)]
     timing = table.run(entries, [collective.seconds(each) for each in messages])
 
-    @functools.cache
     def plan_of(stage: int) -> Plan:
         sends = [
             (step.message(chunk, FORWARD if action is Action.FORWARD else BACKWARD), count)
@@ -248,9 +246,12 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     def pass_seconds(stage: int, action: Action) -> float:
         return sum(entries[stage][action, chunk] for chunk in range(table.chunks))
 
-    slowest = _of_each_kind(step, timing)
-    plans = {stage: plan_of(stage) for stage in slowest}
-    busiest = max(plans, key=lambda stage: timing.busy[stage])
+    # Stages with the same place and the same chunks are of one kind. The first stage of each kind
+    # is planned, because it saves the most activations, and so is the busiest stage.
+    kinds = [(step.place(stage), *chunks) for stage, chunks in enumerate(step.stages)]
+    alike = [kinds.index(kind) for kind in kinds]
+    busiest = max(range(table.stages), key=lambda stage: timing.busy[stage])
+    plans = {stage: plan_of(stage) for stage in sorted({*alike, busiest})}
     fullest = max(plans, key=lambda stage: plans[stage].memory_total)
     chosen, worst = plans[busiest], plans[fullest]
     # Seconds of the work before and after the loop, such as the update. The slowest stage counts.
@@ -273,9 +274,9 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
                 pass_seconds(stage, Action.FORWARD),
                 pass_seconds(stage, Action.BACKWARD) + pass_seconds(stage, Action.WEIGHTS),
                 1 - timing.busy[stage] / timing.seconds,
-                _memory_of(plans, step, stage),
+                _memory_of(plans[like], step.kept_of_others(like) - step.kept_of_others(stage)),
             )
-            for stage in range(table.stages)
+            for stage, like in enumerate(alike)
         ),
     )
     return dataclasses.replace(
@@ -291,28 +292,9 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     )
 
 
-def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
-    """Returns the stages to plan: the busiest stage, and one stage of each kind.
-
-    Stages with the same place and the same chunks are of one kind. The first stage of a kind saves
-    the most activations, so this stage is returned.
-    """
-    found: dict[tuple, int] = {}
-    for stage, chunks in enumerate(step.stages):
-        found.setdefault((step.place(stage), tuple(chunks)), stage)
-    busiest = max(range(len(timing.busy)), key=lambda stage: timing.busy[stage])
-    return sorted({*found.values(), busiest})
-
-
-def _memory_of(plans: dict[int, Plan], step: StagedStep, stage: int) -> float:
-    """Returns the peak memory of a stage in bytes."""
-    alike = next(
-        other
-        for other in plans
-        if step.place(other) == step.place(stage) and step.stages[other] == step.stages[stage]
-    )
-    less = step.kept_of_others(alike) - step.kept_of_others(stage)
+def _memory_of(alike: Plan, less: float) -> float:
+    """Returns the peak memory of a stage that saves `less` bytes than a stage of the same kind."""
     return max(
         sum(memory.values()) - (0.0 if point == UPDATE else less)
-        for point, memory in plans[alike].memory_by_point.items()
+        for point, memory in alike.memory_by_point.items()
     )

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 from t2tp.step.lifetimes import Liveness
 from t2tp.step.lowered import ChunkBytes, LoweredStep, pipeline_loop
-from t2tp.step.memory import Memory
 from t2tp.step.order import FIRST, LAST, MIDDLE, of_stage, program_order
 from t2tp.step.work import UPDATE, Traffic
 
@@ -121,6 +119,7 @@ class StageLowering:
 
     Attributes:
       stacks: number of layers of each stack, by the hparam that counts them.
+      microbatches: microbatches of the lowered program.
     """
 
     def __init__(
@@ -141,7 +140,8 @@ class StageLowering:
         self._layout = layout
         self._software = software
         self._lowered_before = lowered_before
-        self._microbatches = hparams.microbatches
+        self._microbatches: int = hparams.microbatches
+        self.microbatches = min(_MICROBATCHES, self._microbatches)
         first, *others = layout.axes_of(LAYERS)
         sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
         sizes |= {first.name: _STAGES, **dict.fromkeys((axis.name for axis in others), 1)}
@@ -155,33 +155,22 @@ class StageLowering:
         self._hparams = hparams.with_values(values)
         self.of = functools.cache(self._of)
 
-    @property
-    def microbatches(self) -> int:
-        """Microbatches of the lowered program."""
-        return min(_MICROBATCHES, self._microbatches)
-
     def _of(self, *layers: int) -> StageSteps:
         """Returns the steps of stages with the given number of layers of each stack."""
-        hparams = self._with(layers)
+        counts = dict(zip(self.stacks, layers, strict=True))
+        return lower_by_layers(self._lower, self._hparams.with_values(counts))
 
-        def lower(few: HParams) -> StageSteps:
-            return self._lower([few.get(name) for name in self.stacks])
-
-        return lower_by_layers(lower, hparams)
-
-    def _with(self, layers: Sequence[int]) -> HParams:
-        return self._hparams.with_values(dict(zip(self.stacks, layers, strict=True)))
-
-    def _lower(self, layers: Sequence[int]) -> StageSteps:
-        hparams = self._with([_STAGES * n for n in layers])
+    def _lower(self, few: HParams) -> StageSteps:
+        hparams = few.with_values({name: _STAGES * few.get(name) for name in self.stacks})
         stages = self._layout.num_stages
         key = repr(hparams), self._microbatches, stages, self._software
         if key not in self._lowered_before:
             steps = StageSteps.from_program(
                 self._program(hparams, self._fewer_rows), stages, software=self._software
             )
-            for step in steps.by_place.values():
-                step.memory = [self._with_all_rows(peak) for peak in step.memory]
+            for peak in (peak for step in steps.by_place.values() for peak in step.memory):
+                if "features" in peak.by_purpose:  # Of all rows.
+                    peak.by_purpose["features"] *= self._microbatches / self.microbatches
             self._lowered_before[key] = steps
         return self._lowered_before[key]
 
@@ -198,9 +187,3 @@ class StageLowering:
                 size = size // self._microbatches * self.microbatches
             dims.append(upstream.Dimension(dim.name, size))
         return Feature(upstream.Shape(dims), feature.dtype)
-
-    def _with_all_rows(self, peak: Memory) -> Memory:
-        by_purpose = Counter(peak.by_purpose)
-        if "features" in by_purpose:
-            by_purpose["features"] *= self._microbatches / self.microbatches
-        return dataclasses.replace(peak, by_purpose=dict(by_purpose))
