@@ -5,11 +5,12 @@ Each field of the classes below is a key, with its type and its range. Errors na
 """
 
 import itertools
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+import numpy as np
 
 from t2tp.hparam_limits import Limits
 from t2tp.step.kernels import WITHOUT_KERNEL, Kernels, own_kernels
@@ -126,7 +127,9 @@ class AttentionKernel:
     def share(self, head_size: float, keys: float, *, is_forward: bool, causal: bool) -> float:
         """Returns the share of the peak for queries that attend to `keys` keys."""
         name = f"{'causal_' if causal else ''}{'forward' if is_forward else 'backward'}"
-        return _share_at(getattr(self, name), head_size, keys)
+        sizes, shares, ramps = zip(*getattr(self, name), strict=True)
+        share, ramp = (float(np.interp(head_size, sizes, each)) for each in (shares, ramps))
+        return share * keys / (keys + ramp)
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,6 @@ class ClusterFile:
       kernels: kernels of attention by name.
       stack: name of the stack in use. Default: the first one.
       price_per_hour: price of one device; 0: unknown.
-      max_devices: number of devices of the cluster; 0: any number.
       processes: number of processes that share the devices of a host, if `device.cores` is above 0.
       steps_per_launch: number of steps that one launch runs.
       headroom: share of the memory that a plan must leave free, for what the planner does not
@@ -215,7 +217,6 @@ class ClusterFile:
     kernels: dict[str, AttentionKernel] = field(default_factory=dict)
     stack: str = ""
     price_per_hour: Size = 0.0
-    max_devices: Count = 0
     processes: Number = 1
     steps_per_launch: Number = 1
     headroom: Annotated[float, Limits(min=0.0, below=1.0)] = HEADROOM
@@ -239,10 +240,10 @@ class ClusterFile:
                     " from the nearest level to the farthest, and only the last connects all"
                     " devices (0)"
                 )
-        if reach[-1] > 0 and not 0 < self.max_devices <= reach[-1]:
+        if reach[-1] > 0:
             raise ValueError(
                 f"links[{len(reach) - 1}].devices is {reach[-1]}, and the farthest level must"
-                " connect all devices: leave it out, or set max_devices to at most that"
+                " connect all devices: leave it out"
             )
 
     @property
@@ -354,12 +355,3 @@ def _merged(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]
         for key, value in table.items()
     }
     return {**base, **both}
-
-
-def _share_at(points: Sequence[Point], size: float, keys: float) -> float:
-    """Interpolates the shares of a kernel of attention; see `AttentionKernel`."""
-    i = min(max(1, bisect_left([point[0] for point in points], size)), len(points) - 1)
-    (low, share, ramp), (high, other, other_ramp) = points[max(0, i - 1)], points[i]
-    part = min(1.0, max(0.0, (size - low) / (high - low))) if high > low else 0.0
-    ramp += part * (other_ramp - ramp)
-    return (share + part * (other - share)) * keys / (keys + ramp)

@@ -40,16 +40,13 @@ class ComputeCost:
         elif work.kind in (ATTENTION, ATTENTION_GRAD):
             busy = self._attention(work)
         else:
-            busy = self._move(work.num_bytes, self._share(work))
+            streams = work.phase == UPDATE or work.kind == COPY
+            share = self._stack.stream if streams else self._stack.memory
+            busy = self._move(work.num_bytes, share)
         # If devices share the cores of a host, the peak is the peak of all its cores, and each
         # device takes `_devices` times as long. Where `host` is measured, it includes the time
         # between two operations.
         return self._devices * busy + (0.0 if self._stack.host else self._device.launch)
-
-    def _share(self, work: Work) -> float:
-        """Returns the share of the bandwidth that a memory-bound operation reaches."""
-        streams = work.phase == UPDATE or work.kind == COPY
-        return self._stack.stream if streams else self._stack.memory
 
     def _move(self, num_bytes: float, share: float) -> float:
         """Returns the seconds of moving bytes."""

@@ -47,15 +47,9 @@ class Request:
 
         Raises:
           LayoutError: the layout cannot work.
-          ValueError: the cluster has fewer devices than the mesh.
         """
         layout = Layout.from_hparams(self.hparams)
         cluster = cluster.on_mesh(layout.size)
-        if 0 < cluster.max_devices < layout.size:
-            raise ValueError(
-                f"mesh {layout.mesh_text} has {layout.size} processors, and {cluster.name} has"
-                f" {cluster.max_devices} devices"
-            )
         details = self.name, self.tokens, self.hparams.activation_dtype
         if layout.num_stages > 1:
             return staged_plan(self.staged(cluster), cluster, *details)

@@ -85,7 +85,7 @@ def test_no_value_of_another_type_or_out_of_range_is_taken(path, tmp_path):
     # Times, sizes, prices and counts have no upper limit.
     sizes = ("memory", "bandwidth", "price_per_hour", "float32", "bfloat16", "reserved")
     layers = ("cores", "cached_layers", "unsharded_layers", "steps_per_launch")
-    devices = ("devices", "shared_by", "host_devices", "max_devices", "processes")
+    devices = ("devices", "shared_by", "host_devices", "processes")
     for value in wrong:
         if value == 1e40 and path[-1] in (*sizes, *layers, *devices):
             continue
@@ -106,7 +106,7 @@ WRONG = {
     "reserved": (("device", "reserved"), 2e9),
     "devices": (("links", 0, "devices"), 0),
     "links[1].devices": (("links", 1, "devices"), 2),
-    "max_devices": (("links", 1, "devices"), 32),
+    "farthest level": (("links", 1, "devices"), 32),
     "peak": (("device", "peak"), {"float33": 1e12}),
     "missing": (("links", 1, "latency"), None),
     "product": (("stacks", "plain", "product"), 83.6),
@@ -170,10 +170,3 @@ def test_a_file_takes_the_keys_of_another_file(tmp_path):
     assert (mine.device.memory, mine.device.peak) == (1e11, h100.device.peak)
     assert mine.stacks == h100.stacks
     refused({**like, "like": "h10"}, tmp_path, "h100")
-
-
-def test_a_mesh_of_more_devices_than_the_cluster_has_is_refused(tmp_path):
-    cluster = load(WHOLE, tmp_path)
-    wanted = request("transformer_lm", make_hparams(mesh_shape="data:128"), 30)
-    with pytest.raises(ValueError, match="128.*64"):
-        wanted.plan(cluster)

@@ -16,13 +16,7 @@ TOKENS = LENGTH * ROWS * WIDTH
 
 
 def planned(vocab_size, layers, **values):
-    common = {
-        "batch_size": ROWS,
-        "microbatches": 1,
-        "zero_stage": 0,
-        "mesh_shape": "",
-        "layout": "",
-    }
+    common = {"batch_size": ROWS, "microbatches": 1, "mesh_shape": "", "layout": ""}
     return wanted(vocab_size, (WIDTH, HEADS, layers), **{**common, **values})
 
 

@@ -13,14 +13,20 @@ from t2tp.planner.search import NothingFitsError, Search, days_of, pareto, price
 from t2tp.trainer.planning import request
 from tests.models.small_lm import FEATURES, make_batch, make_hparams
 
+A100 = ClusterFile.load("a100")
+
 
 def request_of(**changes):
     return request("transformer_lm", make_hparams(mesh_shape="", **changes), vocab_size=30)
 
 
-def search(devices, layers=2, rows=8, **arguments):
-    wanted = request_of(num_hidden_layers=layers)
-    return Search(wanted, ClusterFile.load("a100"), devices, rows, **arguments)
+def search(devices, layers=2, rows=8, cluster=A100, **arguments):
+    return Search(request_of(num_hidden_layers=layers), cluster, devices, rows, **arguments)
+
+
+def a100(**device):
+    """Returns the cluster with a changed device."""
+    return dataclasses.replace(A100, device=dataclasses.replace(A100.device, **device))
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
@@ -51,18 +57,17 @@ def test_the_best_trains(devices, schedule):
 
 
 def test_axes_are_ordered_so_that_what_communicates_most_is_nearest():
-    fast = ClusterFile.load("a100")
-    near, far = fast.links
+    near, far = A100.links
     # Hosts have two devices, and tensor parallelism communicates less than the weights' reduction.
-    cluster = dataclasses.replace(fast, links=(dataclasses.replace(near, devices=2), far))
+    cluster = dataclasses.replace(A100, links=(dataclasses.replace(near, devices=2), far))
     fixed = {"microbatches": 1, "zero_stage": 0, "sequence_parallel": False, "recompute": "none"}
-    made = search(4, top=1, rules=["heads:model", "batch:data"], fixed=fixed)
+    made = search(4, cluster=cluster, top=1, rules=["heads:model", "batch:data"], fixed=fixed)
+    (best,) = made.run()
     orders = {}
-    for candidate in dataclasses.replace(made, cluster=cluster).run()[0].candidate.permuted():
+    for candidate in best.candidate.permuted():
         hparams = candidate.applied(made.request.hparams)
         plan = dataclasses.replace(made.request, hparams=hparams).plan(cluster)
         orders[plan.seconds] = candidate
-    best = dataclasses.replace(made, cluster=cluster).run()[0]
     assert len(orders) == 2 and orders[min(orders)] == best.candidate
 
 
@@ -112,11 +117,8 @@ def test_what_is_fixed_is_not_chosen():
 
 def test_devices_are_doubled_until_a_training_is_done_in_time():
     tokens = 1e9
-    fast = ClusterFile.load("a100")
     # The devices are so slow that communication takes no time in comparison.
-    device = dataclasses.replace(fast.device, peak={"float32": 1e9}, bandwidth=1e9)
-    cluster = dataclasses.replace(fast, device=device)
-    one = dataclasses.replace(search(1, top=1), cluster=cluster)
+    one = search(1, cluster=a100(peak={"float32": 1e9}, bandwidth=1e9), top=1)
     slow = one.fewest_devices(tokens, days=1e6)
     assert slow[0].plan.devices == 1
     days = days_of(slow[0].plan, tokens)
@@ -132,11 +134,8 @@ def test_a_price_is_that_of_the_device_hours():
 
 
 def test_a_model_that_fits_nowhere_is_one_sentence():
-    cluster = ClusterFile.load("a100")
-    small = dataclasses.replace(cluster.device, memory=1.51e9)
     fixed = {"microbatches": 1, "recompute": "none"}
-    wanted = search(2, fixed=fixed, rules=["batch:data"])
-    wanted = dataclasses.replace(wanted, cluster=dataclasses.replace(cluster, device=small))
+    wanted = search(2, cluster=a100(memory=1.51e9), fixed=fixed, rules=["batch:data"])
     with pytest.raises(NothingFitsError, match="^transformer_lm .* 8 rows"):
         wanted.run()
 
@@ -150,20 +149,17 @@ def test_a_rule_that_no_candidate_has_is_refused_with_the_nearest(rule):
 @pytest.mark.parametrize(("devices", "is_split"), [(2, True), (4, False)])
 def test_key_value_heads_are_split_where_the_axis_divides_them(devices, is_split):
     wanted = request_of(num_kv_heads=2, num_hidden_layers=1)
-    search = Search(wanted, ClusterFile.load("a100"), devices, rows=1, rules=["heads:model"], top=1)
-    best, *_ = search.run()
+    best, *_ = Search(wanted, A100, devices, rows=1, rules=["heads:model"], top=1).run()
     assert best.candidate.model == devices
     assert ("kv_heads:model" in best.candidate.layout) == is_split
 
 
 def test_a_proposal_leaves_the_headroom_free():
     found = search(1, top=4).run()
-    cluster = ClusterFile.load("a100")
     needed = sorted(each.plan.memory_total for each in found)
-    device = dataclasses.replace(cluster.device, memory=2 * needed[-1])
-    headroom = 1 - (needed[0] + needed[-1]) / 2 / device.memory
-    tight = dataclasses.replace(cluster, device=device, headroom=headroom)
-    for each in dataclasses.replace(search(1, top=4), cluster=tight).run():
+    headroom = 1 - (needed[0] + needed[-1]) / 2 / (2 * needed[-1])
+    tight = dataclasses.replace(a100(memory=2 * needed[-1]), headroom=headroom)
+    for each in search(1, cluster=tight, top=4).run():
         assert each.plan.fits == "yes" and each.plan.memory_total < needed[-1]
     largest = max(found, key=lambda each: each.plan.memory_total)
     plan = dataclasses.replace(search(1).request, hparams=largest.hparams).plan(tight)
