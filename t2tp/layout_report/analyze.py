@@ -1,7 +1,7 @@
 """Collects the data of a layout report from the analysis of a lowered program."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from t2tp import upstream
@@ -88,26 +88,18 @@ def _collectives(
             )
 
 
-def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLine]:
+def _variables(graph: upstream.Graph, layout: Layout) -> Iterator[report.VariableLine]:
     """Lists the variables with their slots."""
+    # The lists get their slots while the variables are listed.
     slots: dict[str, list[report.SlicedTensor]] = {v.name: [] for v in graph.trainable_variables}
-    lines = []
     for variable in graph.all_variables:
-        tensor = report.SlicedTensor(variable.name, variable.shape, variable.slice_dtype, layout)
-        owner = None if variable.trainable else owner_of(variable.name, slots)
+        name, dtype = variable.name, variable.activation_dtype
+        tensor = report.SlicedTensor(name, variable.shape, variable.slice_dtype, layout)
+        owner = None if variable.trainable else owner_of(name, slots)
         if owner is None:
-            lines.append((variable, tensor))
+            yield report.VariableLine(tensor, dtype, variable.trainable, slots.get(name, ()))
         else:
             slots[owner].append(tensor)
-    return [
-        report.VariableLine(
-            tensor,
-            variable.activation_dtype,
-            variable.trainable,
-            tuple(slots.get(variable.name, ())),
-        )
-        for variable, tensor in lines
-    ]
 
 
 def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:

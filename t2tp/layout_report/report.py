@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -48,11 +49,6 @@ class SlicedTensor:
         return math.prod(self.slice_shape) * self.dtype.size
 
     @property
-    def global_bytes(self) -> int:
-        """Bytes of the full tensor."""
-        return self.shape.size * self.dtype.size
-
-    @property
     def copies(self) -> int:
         """The number of devices with the same slice."""
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
@@ -90,6 +86,9 @@ class CollectiveLine(Collective):
     uses: tuple[CollectiveUse, ...] = ()
 
 
+Use = tuple[CollectiveLine, CollectiveUse]
+
+
 @dataclass(frozen=True)
 class VariableLine:
     """A variable of the model.
@@ -102,7 +101,7 @@ class VariableLine:
     tensor: SlicedTensor
     activation_dtype: tf.DType
     trainable: bool
-    slots: tuple[SlicedTensor, ...] = ()
+    slots: Sequence[SlicedTensor] = ()
 
     @property
     def slot_bytes(self) -> int:
@@ -205,25 +204,24 @@ class ReportData:
     pipeline: PipelineLine | None = None
 
     @functools.cached_property
-    def uses_by_variable(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
+    def uses_by_variable(self) -> dict[str | None, list[Use]]:
         """The collectives of each variable, with their uses."""
-        uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
-        for collective, use in self._uses():
-            for name in dict.fromkeys((*use.used, use.gradient_of)):
-                if name is not None:
-                    uses.setdefault(name, []).append((collective, use))
-        return uses
+        return self._uses_by(lambda use: {*use.used, use.gradient_of})
 
     @functools.cached_property
-    def uses_by_tensor(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
+    def uses_by_tensor(self) -> dict[str | None, list[Use]]:
         """For each tensor, the collectives that reduce it or that its operation emits."""
-        uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
-        for collective, use in self._uses():
-            uses.setdefault(use.tensor.removesuffix(":0"), []).append((collective, use))
-        return uses
+        return self._uses_by(lambda use: {use.tensor.removesuffix(":0")})
 
-    def _uses(self) -> Iterator[tuple[CollectiveLine, CollectiveUse]]:
-        return ((line, use) for line in self.collectives for use in line.uses)
+    def _uses_by(
+        self, names_of: Callable[[CollectiveUse], set[str | None]]
+    ) -> dict[str | None, list[Use]]:
+        uses = defaultdict(list)
+        for line in self.collectives:
+            for use in line.uses:
+                for name in names_of(use):
+                    uses[name].append((line, use))
+        return uses
 
     def splits(self) -> dict[str, tuple[str, ...]]:
         """Returns the dimensions that each mesh axis splits."""

@@ -62,11 +62,11 @@ def _chart(schedule: Schedule) -> Iterator[str]:
 def _mesh(data: report.ReportData) -> Iterator[Part]:
     layout, splits = data.layout, data.splits()
     axes = [
-        f"mesh axis {axis.name} of size {axis.size} {wording.splitting(splits[axis.name])}"
+        f"mesh axis {axis.name} of size {axis.size} splits"
+        f" {', '.join(splits[axis.name]) or 'nothing'}"
         for axis in layout.mesh_shape.dims
     ]
-    facts = [*axes, *wording.storage(data), *wording.idle_rules(layout)]
-    facts += wording.unnamed(data)
+    facts = [*axes, *wording.storage(data), *wording.idle_rules(layout), *wording.unnamed(data)]
     facts += [f"{WARNING}{warning}" for warning in data.warnings]
     yield Cards([Card("", wording.processors(data), facts, render_svg(_mesh_as_tensor(layout)))])
 
@@ -89,7 +89,8 @@ def _memory(data: report.ReportData) -> Iterator[Part]:
 
 def _variables(data: report.ReportData) -> list[Card]:
     def facts(line: report.VariableLine) -> list[str]:
-        uses = wording.collectives_of_variable(data, line.tensor.name)
+        name = line.tensor.name
+        uses = wording.collectives(data.uses_by_variable.get(name, ()), name)
         return [wording.precision(line), wording.slots(line), *uses]
 
     return _cards(data.variables, facts)
@@ -99,8 +100,8 @@ def _activations(data: report.ReportData) -> list[Card]:
     """Returns the computed activations, largest slice first."""
 
     def facts(activation: report.Activation) -> list[str]:
-        uses = wording.collectives_of_tensor(data, activation.tensor.name)
-        return [wording.facts(activation), *uses]
+        uses = data.uses_by_tensor.get(activation.tensor.name, ())
+        return [wording.facts(activation), *wording.collectives(uses)]
 
     computed = (a for a in data.activations if not a.is_fed)
     return _cards(sorted(computed, key=lambda a: -a.tensor.slice_bytes), facts)

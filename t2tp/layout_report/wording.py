@@ -1,6 +1,6 @@
 """The phrases of a layout report."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from t2tp.layout_report import report
 from t2tp.mesh.layer_names import LayerGroup, common_name
@@ -91,36 +91,25 @@ def facts(activation: report.Activation) -> str:
     )
 
 
-def axes(collective: report.CollectiveLine) -> str:
-    """Formats the mesh axes of a collective: `data and model`."""
-    return " and ".join(collective.axes)
-
-
-def collectives_of_variable(data: report.ReportData, variable: str) -> list[str]:
-    """Returns a sentence per collective that involves a variable."""
+def collectives(uses: Iterable[report.Use], variable: str = "") -> list[str]:
+    """Returns a sentence per collective of a tensor, of its operation, or of a variable."""
     return [
-        f"{collective.kind} over {axes(collective)} of {_part_of(variable, collective, use)},"
-        f" {size(use.bytes)}{_over(use)}{_coalesced(use)}"
-        for collective, use in data.uses_by_variable.get(variable, ())
+        f"{line.kind} over {' and '.join(line.axes)}"
+        f"{_part_of(variable, line, use) if variable else ''}"
+        f", {size(use.bytes)}{_over(use)}{_coalesced(use)}"
+        for line, use in uses
     ]
 
 
 def _part_of(variable: str, collective: report.CollectiveLine, use: CollectiveUse) -> str:
     """Describes a variable's role in a collective."""
     if use.gradient_of == variable:
-        return "its gradient"
+        return " of its gradient"
     if not use.is_sum:
-        return f"it for the {collective.phase} pass"
+        return f" of it for the {collective.phase} pass"
     others = len(use.used) - 1
-    return f"a {collective.phase} matmul with it" + (f" and {others} more" if others else "")
-
-
-def collectives_of_tensor(data: report.ReportData, name: str) -> list[str]:
-    """Returns a sentence per collective that reduces a tensor or that its operation emits."""
-    return [
-        f"{collective.kind} over {axes(collective)}, {size(use.bytes)}{_over(use)}{_coalesced(use)}"
-        for collective, use in data.uses_by_tensor.get(name, ())
-    ]
+    more = f" and {others} more" if others else ""
+    return f" of a {collective.phase} matmul with it{more}"
 
 
 def _over(use: CollectiveUse) -> str:
@@ -176,11 +165,6 @@ def processors(data: report.ReportData) -> str:
     if count == 1:
         return f"1 processor, {devices[0]}"
     return f"{count} processors, {devices[0]} to {devices[-1]}"
-
-
-def splitting(dims: Sequence[str]) -> str:
-    """Describes the dimensions that a mesh axis splits."""
-    return f"splits {', '.join(dims)}" if dims else "splits nothing"
 
 
 def storage(data: report.ReportData) -> list[str]:
