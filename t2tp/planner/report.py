@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from t2tp.planner.plan import HOST, PipelinePlan, Plan
 from t2tp.planner.search import Proposal, days_of, pareto, price_of
 from t2tp.report.charts import Bar, Dot, scatter, stacked_bars
-from t2tp.report.parts import WARNING, Drawing, Facts, Note, Part, Report, Section, Table, legend
+from t2tp.report.parts import WARNING, Drawing, Facts, Note, Part, Report, Section, Table
 from t2tp.report.units import duration, size
 from t2tp.step.memory import FITS, PURPOSES
 from t2tp.step.work import COMPUTE_BOUND, PHASES
@@ -32,7 +32,7 @@ _MOST_STAGES = 16
 
 def plan_report(plan: Plan) -> Report:
     """Returns the report of a plan."""
-    sections = [Section("step", "Step", [Facts(_facts(plan)), *_timeline(plan)])]
+    sections = [Section("step", "Step", [Facts(_facts(plan)), _timeline(plan)])]
     if plan.pipeline is not None:
         sections.append(Section("stages", "Pipeline stages", [*_stages(plan.pipeline)]))
     title = f"Memory of a device at the peak ({plan.memory_point})"
@@ -68,7 +68,7 @@ def _facts(plan: Plan) -> list[str]:
     return facts + [f"{WARNING}{warning}" for warning in plan.warnings]
 
 
-def _timeline(plan: Plan) -> Iterator[Part]:
+def _timeline(plan: Plan) -> Drawing:
     phases: dict[str, dict[str, float]] = {phase: dict.fromkeys(_PARTS, 0.0) for phase in PHASES}
     for cost in plan.costs:
         part = _COMPUTE if cost.kind in COMPUTE_BOUND else _MEMORY
@@ -80,8 +80,7 @@ def _timeline(plan: Plan) -> Iterator[Part]:
         Bar(name, list(parts.items()), duration(sum(parts.values())))
         for name, parts in phases.items()
     ]
-    yield legend(_PARTS)
-    yield Drawing(stacked_bars(bars, _PARTS, duration))
+    return Drawing(stacked_bars(bars, _PARTS, duration))
 
 
 def _stages(pipeline: PipelinePlan) -> Iterator[Part]:
@@ -100,7 +99,6 @@ def _stages(pipeline: PipelinePlan) -> Iterator[Part]:
         bars.append(Bar(f"stage {stage}: {layers}, {size(each.memory)}", parts, duration(busy)))
     message = f"a message between stages: {size(pipeline.message_bytes)}"
     yield Facts([_pipeline_text(pipeline), message])
-    yield legend(_STAGE_PARTS)
     yield Drawing(stacked_bars(bars, _STAGE_PARTS, duration))
 
 
@@ -130,18 +128,16 @@ def _memory(plan: Plan) -> Iterator[Part]:
     )
     held = [(what, plan.memory[purpose]) for purpose, what in PURPOSES.items()]
     yield Table(("what", "#per device"), [(what, size(n)) for what, n in held if n])
-    yield from _bars(plan.memory_by_point, plan.memory_limit)
+    yield _bars(plan.memory_by_point, plan.memory_limit)
 
 
-def _bars(memories: dict[str, dict[str, float]], limit: float) -> Iterator[Part]:
+def _bars(memories: dict[str, dict[str, float]], limit: float) -> Drawing:
     """Draws the memory of each label by purpose."""
     bars = [
         Bar(label, [(PURPOSES[p], n) for p, n in memory.items()], size(sum(memory.values())))
         for label, memory in memories.items()
     ]
-    used = {name for bar in bars for name, part in bar.parts if part}
-    yield legend({name: color for name, color in _MEMORY_COLORS.items() if name in used})
-    yield Drawing(stacked_bars(bars, _MEMORY_COLORS, size, limit))
+    return Drawing(stacked_bars(bars, _MEMORY_COLORS, size, limit))
 
 
 def _costs(plan: Plan) -> Table:
@@ -188,7 +184,7 @@ def search_report(
             " other is both faster and smaller."
         ),
         Drawing(scatter(dots, ("GiB of a device", "a step"), lambda x: f"{x:.4g}", duration)),
-        *_bars(
+        _bars(
             {f"{i}": each.plan.memory for i, each in enumerate(proposals, start=1)},
             best.memory_limit,
         ),

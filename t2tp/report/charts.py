@@ -31,10 +31,16 @@ class Bar:
 def stacked_bars(
     bars: Sequence[Bar], colors: Mapping[str, str], words: Callable[[float], str], limit: float = 0
 ) -> str:
-    """Draws horizontal bars on one scale, from top to bottom.
+    """Draws a legend, and horizontal bars on one scale, from top to bottom.
 
     `colors` has the colors by the names of the parts. A line at the size `limit` crosses all bars.
     """
+    used = {name for bar in bars for name, size in bar.parts if size > 0}
+    legend = "".join(
+        f'<span><i style="background:{color}"></i>{escape(name)}</span>'
+        for name, color in colors.items()
+        if name in used
+    )
     longest = max([limit, *(sum(size for _, size in bar.parts) for bar in bars)]) or 1.0
     line = f'<b style="left:{100 * limit / longest:.2f}%"></b>' if limit else ""
     rows = []
@@ -49,7 +55,7 @@ def stacked_bars(
             f'<span class="label">{escape(bar.label)}</span><div class="track">{parts}{line}</div>'
             f"<span>{escape(bar.total)}</span>"
         )
-    return f'<div class="bars">{"".join(rows)}</div>'
+    return f'<p class="legend">{legend}</p><div class="bars">{"".join(rows)}</div>'
 
 
 @dataclass(frozen=True)

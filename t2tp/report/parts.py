@@ -3,7 +3,7 @@
 import importlib.resources
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Protocol
@@ -222,12 +222,3 @@ class Report:
           OSError: the file cannot be written.
         """
         write_text(path, self.html())
-
-
-def legend(colors: Mapping[str, str]) -> Drawing:
-    """Returns a legend, from names to colors."""
-    items = (
-        f'<span><i style="background:{color}"></i>{escape(name)}</span>'
-        for name, color in colors.items()
-    )
-    return Drawing(f'<p class="legend">{"".join(items)}</p>')
