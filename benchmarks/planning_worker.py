@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
-from planning_cases import CASES, Case
+from planning_cases import CASES, MODELS, Case
 from resident_memory import reset_peak, resident
 
 WARM_UP = 2
@@ -42,7 +42,8 @@ def measured(case: Case, rank: int, coordinator: str, most_steps: int) -> dict[s
     cluster = t2tp.connect(layout.size, **(several if case.processes > 1 else {}))
     features = wanted.features(wanted.hparams)
     program = t2tp.Program(wanted.step_fn(wanted.hparams), features, layout=layout, cluster=cluster)
-    batch = program.place(_batch(features, wanted.vocab_sizes["targets"]))
+    _, _, vocab_size, _ = MODELS[case.model]
+    batch = program.place(_batch(features, vocab_size))
     for step in range(WARM_UP):
         float(program(batch, step=step)["loss"])
     rest = resident("VmRSS")

@@ -1,6 +1,5 @@
 """`t2tp.plan`: predicts the cost of training a registered model on a cluster."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -13,18 +12,19 @@ from t2tp.argument_types import checked
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.image_classifier import ImageClassifier
-from t2tp.models.model import Model
 from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.planner.depth import depths
 from t2tp.problems.images import ImageProblem
 from t2tp.problems.problem import Problem
-from t2tp.program.program import Feature
+from t2tp.program.program import Feature, StepFn
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
-from t2tp.trainer.model_fn import set_teacher
+from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.other_run import OtherRun
 
 # Height, width and channels of ImageNet's images.
 IMAGE_SHAPE = (224, 224, 3)
+# Length of the learning-rate schedule, which does not change a step's cost.
+_TRAIN_STEPS = 100_000
 
 
 @checked
@@ -95,14 +95,18 @@ def request(
         names = model_class(hparams, sizes).takes
         return {name: Feature(shape, tf.int32) for name in names}
 
-    teach = functools.partial(_teach, OtherRun.open("teacher", teacher)) if teacher else None
-    return Request(model, model_class, hparams, sizes, features, teach)
+    of_teacher = OtherRun.open("teacher", teacher) if teacher else None
 
+    def training_step(hparams: HParams, share: float) -> StepFn:
+        taught_by = None
+        if of_teacher is not None:
+            depth = depths(of_teacher.hparams)
+            layers = {name: math.ceil(share * count) for name, count in depth.items()}
+            taught_by = of_teacher.model_class, of_teacher.hparams.with_values(layers)
+        model_fn = model_fn_of(model_class, sizes, _TRAIN_STEPS, taught_by)
+        return lambda mesh, fed: model_fn(mesh, fed, ModeKeys.TRAIN, hparams).outputs()
 
-def _teach(teacher: OtherRun, model: Model, share: float) -> None:
-    """Gives a model a teacher with a share of the teacher's layers."""
-    layers = {name: math.ceil(share * count) for name, count in depths(teacher.hparams).items()}
-    set_teacher(model, teacher.model_class, teacher.hparams.with_values(layers))
+    return Request(model, hparams, features, training_step)
 
 
 def image_shape_of(problem: Problem) -> Sequence[int]:

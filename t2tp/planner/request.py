@@ -1,16 +1,12 @@
-"""A request for a plan: a model, its hparams and its features."""
+"""A request for a plan: a training step, its hparams and its features."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from t2tp import mtf
-from t2tp.building.mesh import Mesh
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
-from t2tp.models.model import Model
-from t2tp.optim import train_step
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import lower_by_layers
 from t2tp.planner.plan import Plan
@@ -18,9 +14,6 @@ from t2tp.planner.stages.staged_step import StagedStep, staged_plan
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, StepFn
 from t2tp.step.lowered import LoweredStep
-
-# Length of the learning-rate schedule, which does not change a step's cost.
-_TRAIN_STEPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -30,16 +23,15 @@ class Request:
     Attributes:
       hparams: hparams, with mesh shape and layout.
       features: function from hparams to the features of a global batch.
-      teach: gives a model a teacher with a share of the teacher's layers; None: no teacher.
+      training_step: function from hparams to a training step; its second argument is the share of
+        the layers of `hparams` that a lowered pipeline has.
       lowered_before: cache of lowered programs, shared between plans.
     """
 
     name: str
-    model: Callable[[HParams, Mapping[str, int]], Model]
     hparams: HParams
-    vocab_sizes: Mapping[str, int]
     features: Callable[[HParams], Mapping[str, Feature]]
-    teach: Callable[[Model, float], None] | None = None
+    training_step: Callable[[HParams, float], StepFn]
     lowered_before: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def plan(self, cluster: ClusterFile) -> Plan:
@@ -123,20 +115,6 @@ class Request:
 
     def step_fn(self, hparams: HParams) -> StepFn:
         """Returns a training step for `t2tp.Program`, with the trainer's outputs."""
-
-        def step(mesh: Mesh, fed: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-            model = self.model(hparams, self.vocab_sizes)
-            if self.teach is not None:
-                # The lowered pipeline has fewer stages than the real one.
-                real, lowered = (Layout.from_hparams(h).num_stages for h in (self.hparams, hparams))
-                self.teach(model, lowered / real)
-
-            def loss_fn(part: Mapping[str, mtf.Tensor]):
-                return model.loss(mesh, part, training=True)
-
-            made = train_step(loss_fn, fed, mesh, hparams, _TRAIN_STEPS)
-            metrics = {f"metrics/{name}": tensor for name, tensor in made.sums.items()}
-            scalars = {f"scalars/{name}": tensor for name, tensor in made.scalars.items()}
-            return {"loss": made.loss} | metrics | scalars
-
-        return step
+        # The lowered pipeline has fewer stages than the real one.
+        real, lowered = (Layout.from_hparams(each).num_stages for each in (self.hparams, hparams))
+        return self.training_step(hparams, lowered / real)
