@@ -118,7 +118,6 @@ class Plan:
       headroom: share of these bytes that must stay free.
       model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
       causal_flops: FLOPs without the scores that a causal mask hides.
-      recomputed_flops: FLOPs with which a processor recomputes activations.
       peak: FLOP/s of a device.
       peak_dtype: dtype at which the device reaches this peak.
       bubble: idle fraction of the busiest pipeline stage.
@@ -143,7 +142,6 @@ class Plan:
     headroom: float
     model_flops: float
     causal_flops: float
-    recomputed_flops: float
     peak: float
     peak_dtype: str
     bubble: float = 0.0
@@ -238,7 +236,6 @@ class Plan:
         costs = _costs(step, cluster)
         seconds = sum(cost.seconds for cost in costs)
         error = cluster.software.error
-        recomputed = sum(w.flops * w.times * n for w, n in step.work.items() if w.is_recomputed)
         return cls(
             title=title,
             cluster=f"{cluster.name}, stack {cluster.stack}",
@@ -257,7 +254,6 @@ class Plan:
             headroom=cluster.headroom,
             model_flops=3 * step.flops,
             causal_flops=3 * (step.flops - step.hidden_flops),
-            recomputed_flops=recomputed,
             peak=cluster.peak(dtype) / sharing,
             peak_dtype=dtype,
             price_per_hour=cluster.price_per_hour,
