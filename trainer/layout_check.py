@@ -74,11 +74,8 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     check = check_layout(
         model.step_fn, model.inputs.features, batch, layout=spec.layout, seed=config.random_seed
     )
-    changes = {
-        name: (value, model.spec.hparams.get(name))
-        for name, value in spec.hparams.values().items()
-        if model.spec.hparams.get(name) != value
-    }
+    changed = spec.hparams.diff(model.spec.hparams)
+    changes: dict[str, tuple[object, object]] = {name: (old, new) for name, old, new in changed}
     full = spec.problem.vocab_sizes(spec.data_dir)
     changes |= {
         f"vocabulary of {name}": (full[name], size)

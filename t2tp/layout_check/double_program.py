@@ -5,6 +5,7 @@ the graph is the same as in training, with the same collectives, but without rou
 dtypes.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,8 +29,8 @@ class DoubleProgram(Program):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Builds the program; arguments as for `Program`."""
         super().__init__(*args, **kwargs)
-        self._wide: dict[int, dict[str, tf.Variable]] = {}
-        self._widened: dict[tuple[int, bool], Callable[..., dict[str, tf.Tensor]]] = {}
+        self._wide_slices = functools.cache(self._copied_slices)
+        self._widened = functools.cache(_widen)
 
     def value_of(self, variable: SlicedVariable, pnum: int) -> np.ndarray:
         """Returns the current value of a processor's slice of a variable."""
@@ -39,23 +40,19 @@ class DoubleProgram(Program):
         """Sets a processor's slice of a variable."""
         self._wide_slices(pnum)[variable.spec.name].assign(value)
 
-    def _wide_slices(self, pnum: int) -> dict[str, tf.Variable]:
-        """Returns the copies of a processor's slices, by variable."""
-        if pnum not in self._wide:
-            with tf.device(self.cluster.devices[pnum]):
-                self._wide[pnum] = {
-                    v.held_by(pnum).spec.name: tf.Variable(
-                        tf.cast(v.slice_of(pnum), _wide_dtype(v.spec.dtype))
-                    )
-                    for v in self._used
-                }
-        return self._wide[pnum]
+    def _copied_slices(self, pnum: int) -> dict[str, tf.Variable]:
+        """Returns new copies of a processor's slices, by variable."""
+        with tf.device(self.cluster.devices[pnum]):
+            return {
+                v.held_by(pnum).spec.name: tf.Variable(
+                    tf.cast(v.slice_of(pnum), _wide_dtype(v.spec.dtype))
+                )
+                for v in self._used
+            }
 
     def trace(self, size: int = 1, is_whole: bool = True) -> Any:
         """Returns a processor's program in float64: a function of pnum, span, handles, features."""
-        if (size, is_whole) not in self._widened:
-            self._widened[size, is_whole] = _widen(super().trace(size, is_whole))
-        return self._widened[size, is_whole]
+        return self._widened(super().trace(size, is_whole))
 
     def _call(
         self,

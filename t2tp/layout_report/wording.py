@@ -10,9 +10,7 @@ from t2tp.mesh.storage import axes_at_rest
 from t2tp.report.units import size
 from t2tp.step.attribution import CollectiveUse
 from t2tp.step.memory import HEADROOM, RESERVED
-
-# Number of names that a list of examples shows.
-_FEW = 4
+from t2tp.suggestions import first_few
 
 # Memory of common devices, in GB.
 _DEVICE_GB = (8, 16, 24, 40, 80, 141, 192)
@@ -177,10 +175,7 @@ def storage(data: report.ReportData) -> list[str]:
         f"ZeRO stage {data.layout.storage.stage}: {len(trained) - len(whole)} of {len(trained)}"
         " variables are sharded at rest"
     )
-    if whole:
-        more = f" and {len(whole) - _FEW} more" if len(whole) > _FEW else ""
-        text += f"; whole: {', '.join(whole[:_FEW])}{more}"
-    return [text]
+    return [f"{text}; whole: {first_few(whole, 4, ', ')}" if whole else text]
 
 
 def unnamed(data: report.ReportData) -> list[str]:
