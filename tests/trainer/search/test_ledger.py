@@ -28,11 +28,6 @@ def _ranged(high: float = 1.0) -> RangedHParams:
     return ranged
 
 
-@pytest.fixture
-def address(study_address) -> str:
-    return study_address
-
-
 def _ledger(address, points=3, clock=None, ranged=None, sampler="tpe", lost_after=10.0) -> Ledger:
     """Returns a ledger like that of another process."""
     ranged = ranged or _ranged()
@@ -46,8 +41,8 @@ def _wait_for_claim(ledger: Ledger) -> Claim:
     return claim
 
 
-def test_points_are_claimed_once(address):
-    one, two = _ledger(address), _ledger(address)
+def test_points_are_claimed_once(study_address):
+    one, two = _ledger(study_address), _ledger(study_address)
     claims = [one.claim(), two.claim(), one.claim()]
     assert sorted(claim.point for claim in claims) == [0, 1, 2]
     assert one.claim() is two.claim() is None
@@ -65,10 +60,10 @@ def test_cmaes_draws_within_the_ranges(study_address):
         ledger.complete(claim, [claim.values["rate"]])
 
 
-def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(address):
+def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(study_address):
     """The second process reads the study before the first one draws, and draws afterwards."""
-    first, ranged = _ledger(address, 1), _ranged()
-    study = open_study(address, "s", "mine", LOSS, 10.0)
+    first, ranged = _ledger(study_address, 1), _ranged()
+    study = open_study(study_address, "s", "mine", LOSS, 10.0)
     ask, claims = study.ask, []
 
     def ask_after_the_first_one():
@@ -79,15 +74,15 @@ def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(address):
     second = Ledger(study, ranged, Sampling("tpe", ranged, 3), 1, 10.0)
     assert second.claim() is None
     assert claims[0].point == 0
-    later = _ledger(address, 2)
+    later = _ledger(study_address, 2)
     assert later.claim().point == 1
     assert later.claim() is None
 
 
-def test_a_lost_trial_goes_on_with_the_same_values(address):
-    dead = _ledger(address, 1, lost_after=1.0)
+def test_a_lost_trial_goes_on_with_the_same_values(study_address):
+    dead = _ledger(study_address, 1, lost_after=1.0)
     lost = dead.claim()
-    alive = _ledger(address, 1, lost_after=1.0)
+    alive = _ledger(study_address, 1, lost_after=1.0)
     found = _wait_for_claim(alive)
     assert (found.point, found.values) == (lost.point, lost.values)
     alive.complete(found, [1.0])
@@ -98,61 +93,61 @@ def test_a_lost_trial_goes_on_with_the_same_values(address):
 
 
 @pytest.mark.parametrize("state", [TrialState.RUNNING, TrialState.FAIL])
-def test_a_process_that_dies_where_no_heartbeat_is_missed_loses_nothing(address, state):
+def test_a_process_that_dies_where_no_heartbeat_is_missed_loses_nothing(study_address, state):
     """It dies after it has claimed a trial, or before it has enqueued a lost trial again."""
     clock = Clock()
-    alive = _ledger(address, 1, clock)
-    trial = open_study(address, "s", "mine", LOSS, 10.0).ask()
+    alive = _ledger(study_address, 1, clock)
+    trial = open_study(study_address, "s", "mine", LOSS, 10.0).ask()
     if state == TrialState.FAIL:
-        open_study(address, "s", "mine", LOSS, 10.0).tell(trial, state=state)
+        open_study(study_address, "s", "mine", LOSS, 10.0).tell(trial, state=state)
     assert alive.claim() is None and not alive.is_done()
     clock.now = 11.0
     assert alive.claim().point == 0
 
 
-def test_a_trial_that_is_enqueued_again_twice_counts_once(address):
-    one = _ledger(address, 1)
+def test_a_trial_that_is_enqueued_again_twice_counts_once(study_address):
+    one = _ledger(study_address, 1)
     one.release(one.claim())
-    retry(open_study(address, "s", "mine", LOSS, 10.0), one.attempts()[0])
+    retry(open_study(study_address, "s", "mine", LOSS, 10.0), one.attempts()[0])
     claim = one.claim()
     one.complete(claim, [0.0])
     assert one.claim() is None and one.is_done()
 
 
-def test_failed_points_are_done_until_a_search_starts_again(address):
-    ledger = _ledger(address, 1)
+def test_failed_points_are_done_until_a_search_starts_again(study_address):
+    ledger = _ledger(study_address, 1)
     ledger.fail(ledger.claim(), "exit code 1")
     assert ledger.is_done() and not ledger.has_success() and ledger.claim() is None
-    again = _ledger(address, 1)
+    again = _ledger(study_address, 1)
     assert not again.is_done()
     again.complete(again.claim(), [0.0])
     assert again.attempts()[0].state == TrialState.COMPLETE
 
 
-def test_points_of_a_grid_are_all_tried(address):
-    ledger = _ledger(address, 6, sampler="grid")
+def test_points_of_a_grid_are_all_tried(study_address):
+    ledger = _ledger(study_address, 6, sampler="grid")
     tried = []
     while (claim := ledger.claim()) is not None:
         tried.append((claim.values["rate"], claim.values["kind"]))
     assert sorted(tried) == [(r, k) for r in (0.0, 0.5, 1.0) for k in ("a", "b")]
 
 
-def test_a_study_of_something_else_is_refused(address):
-    _ledger(address)
+def test_a_study_of_something_else_is_refused(study_address):
+    _ledger(study_address)
     with pytest.raises(UsageError, match="searches mine by loss"):
-        open_study(address, "s", "mine", [BestMetric("accuracy", False)], 10.0)
+        open_study(study_address, "s", "mine", [BestMetric("accuracy", False)], 10.0)
     with pytest.raises(UsageError, match="searches mine by loss"):
-        open_study(address, "s", "mine", [BestMetric("loss", False)], 10.0)
+        open_study(study_address, "s", "mine", [BestMetric("loss", False)], 10.0)
 
 
-def test_other_ranges_than_before_are_refused(address):
-    ledger = _ledger(address, 1)
+def test_other_ranges_than_before_are_refused(study_address):
+    ledger = _ledger(study_address, 1)
     ledger.release(ledger.claim())
     other = RangedHParams("mine")
     other.set_float("rate", 0.0, 1.0)
     other.set_float("kind", 0.0, 1.0)
     with pytest.raises(UsageError, match="is not the one with which the study was begun"):
-        _ledger(address, 1, ranged=other).claim()
+        _ledger(study_address, 1, ranged=other).claim()
 
 
 def _run(address: str, pruner: str, parallel: int, points: int, steps: range) -> tuple[float, int]:
