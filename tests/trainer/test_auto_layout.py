@@ -13,21 +13,14 @@ from t2tp.trainer.errors import UsageError
 from tests.models.small_lm import make_hparams
 
 
-def searched(devices, **values):
-    hparams = make_hparams(mesh_shape="", layout="", batch_size=8, **values)
-    cluster = ClusterFile.load("cpu")
-    return auto_layout._search("transformer_lm", hparams, 30, (), devices, cluster, None)
-
-
 @pytest.mark.slow
 def test_it_chooses_mesh_and_layout_and_nothing_else():
-    hparams, said = searched(2, microbatches=2)
+    given = make_hparams(mesh_shape="", layout="", batch_size=8, microbatches=2)
+    arguments = ("transformer_lm", given, 30, (), 2, ClusterFile.load("cpu"), None)
+    hparams, said = auto_layout._search(*arguments)
     assert hparams.mesh_shape in ("data:2", "model:2", "stage:2") and hparams.layout
     assert f"--mesh_shape='{hparams.mesh_shape}' --layout='{hparams.layout}'" in said
-    before = make_hparams(mesh_shape="", layout="", batch_size=8, microbatches=2).values()
-    after = hparams.values()
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"mesh_shape", "layout"}
+    assert {name for name, *_ in given.diff(hparams)} == {"mesh_shape", "layout"}
 
 
 def test_devices_are_those_of_all_processes(monkeypatch):
@@ -43,11 +36,9 @@ def test_a_measured_machine_goes_first(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(auto_layout, "has_gpu", lambda: False)
     assert auto_layout.this_cluster().name == "cpu"
-    cpu = ClusterFile.load("cpu")
     (tmp_path / "this_machine.toml").write_text("name = ")
     with pytest.raises(ValueError, match="is not TOML"):
         auto_layout.this_cluster()
-    assert cpu.device.cores > 1
 
 
 CARDS = {

@@ -64,7 +64,6 @@ def _search(
     # Imported here, because Optuna is an optional dependency.
     from t2tp.trainer.search import report, study
     from t2tp.trainer.search.ledger import Claim, Ledger
-    from t2tp.trainer.search.ranges import flag_text
     from t2tp.trainer.search.search import Devices, TrialSearch
 
     objectives = study.parse_objectives(flags.metric, flags.minimize)
@@ -106,7 +105,7 @@ def _search(
     # The values are passed as text, not as the trial's number: the trainer then needs no database,
     # and its `run.yaml` has all that it takes to repeat the trial.
     def command(claim: Claim, directory: Path) -> list[str]:
-        own = [f"--output_dir={directory}", f"--hparams={flag_text(claim.values)}"]
+        own = [f"--output_dir={directory}", f"--hparams={study.flag_text(claim.values)}"]
         return [sys.executable, "-m", *PROGRAM, *own, *trainer_flags]
 
     prunes_before = last_step if flags.pruner != "none" else 0

@@ -21,8 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.search.ranges import suggest
-from t2tp.trainer.search.study import Sampling, retry
+from t2tp.trainer.search.study import Sampling, retry, suggest
 
 # User attributes of a trial; a new attempt inherits them.
 VALUES, ERROR, _CLAIMED, _SURPLUS = "hparams", "error", "claimed", "surplus"

@@ -1,12 +1,13 @@
-"""The study of a search: its database, objectives, samplers and pruners."""
+"""The study of a search: its database, parameters, objectives, samplers and pruners."""
 
 import math
 import random
 import time
 import urllib.parse
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -15,13 +16,15 @@ from sqlalchemy.exc import DBAPIError
 
 from t2tp.best_metric import BestMetric
 from t2tp.object_store.store import without_secrets
-from t2tp.ranged_hparams import RangedHParams
+from t2tp.ranged_hparams import LOG, REVERSE_LOG, Choice, Interval, RangedHParams
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.search.ranges import parameters
 
 _ABOUT = "search"
 _SQLITE_TIMEOUT = 60.0  # Seconds to wait for other processes that write into the file.
 _RETRY_SECONDS = (1.0, 2.0, 4.0, None)
+
+# Optuna has no scale that is denser towards the maximum, so it draws low + high - value instead.
+_MIRRORED = "mirrored {}"
 
 # ASHA and Hyperband continue one in three trials after each rung.
 _REDUCTION = 3
@@ -101,6 +104,61 @@ def _create_study(
                 raise
             time.sleep(seconds * random.random())
     raise AssertionError
+
+
+def suggest(trial: optuna.trial.Trial, ranged: RangedHParams) -> dict[str, Any]:
+    """Returns the values of a trial by hyperparameter, drawn by the study's sampler."""
+    return ranged.draw(lambda each: _suggest(trial, each))
+
+
+def parameters(ranged: RangedHParams, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts values by hyperparameter to the parameters that Optuna stores."""
+    converted = {}
+    for each in ranged.ranges:
+        if each.name in values:
+            value = values[each.name]
+            if isinstance(each, Choice):
+                value = _stored(value)
+            elif each.scale == REVERSE_LOG:
+                value = each.low + each.high - value
+            converted[_parameter_name(each)] = value
+    return converted
+
+
+def _parameter_name(each: Choice | Interval) -> str:
+    """Returns the name of a range's parameter in Optuna."""
+    mirrored = isinstance(each, Interval) and each.scale == REVERSE_LOG
+    return _MIRRORED.format(each.name) if mirrored else each.name
+
+
+def flag_text(values: Mapping[str, Any]) -> str:
+    """Formats values as the flag --hparams reads them."""
+    return ",".join(f"{name}={_text(value)}" for name, value in values.items())
+
+
+def _suggest(trial: optuna.trial.Trial, each: Choice | Interval) -> Any:
+    name = _parameter_name(each)
+    if isinstance(each, Choice):
+        stored = [_stored(value) for value in each.values]
+        return each.values[stored.index(trial.suggest_categorical(name, stored))]
+    is_log = each.scale in (LOG, REVERSE_LOG)
+    drawn: float
+    if each.is_int:
+        drawn = trial.suggest_int(name, int(each.low), int(each.high), log=is_log)
+    else:
+        drawn = trial.suggest_float(name, each.low, each.high, log=is_log)
+    return each.low + each.high - drawn if each.scale == REVERSE_LOG else drawn
+
+
+def _stored(value: Any) -> Any:
+    """Returns a choice's value as the study stores it: a list becomes text."""
+    return _text(value) if isinstance(value, (list, tuple)) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_text, value))}]"
+    return repr(value) if isinstance(value, (str, float)) else str(value)
 
 
 class Sampling:

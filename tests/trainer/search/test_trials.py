@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from t2tp.hparam import HParams
 from t2tp.ranged_hparams import RangedHParams
-from t2tp.trainer.search.ranges import flag_text, parameters, suggest
 from t2tp.trainer.search.search import Devices
+from t2tp.trainer.search.study import flag_text, parameters, suggest
 
 
 def _ranged() -> RangedHParams:
