@@ -130,49 +130,37 @@ class Activation:
 
 @dataclass(frozen=True)
 class PipelineLine:
-    """A pipeline's line in a report.
+    """A pipeline's line in a report; `facts` are sentences about its stages and messages."""
 
-    Attributes:
-      layers: names of each stage's layers.
-      message_bytes: bytes of each message of a processor to a neighbor, there and back.
-    """
-
-    name: str
     schedule: Schedule
-    layers: tuple[tuple[str, ...], ...]
-    message_bytes: tuple[int, ...]
+    facts: tuple[str, ...]
 
     @classmethod
     def of_loop(cls, loop: PipelineLoop, layout: Layout) -> "PipelineLine":
         """Describes the loop of a pipeline."""
-        scopes = context_of(loop.mesh).stage_scopes.values()
-        layers = tuple(
-            tuple(name for names in scopes if (name := names[stage]) is not None)
-            for stage in range(loop.schedule.stages)
-        )
-        name = layout.pipeline.schedule if loop.schedule.trains else "evaluation"
-        exits = map(loop.partition.exit_of, range(len(loop.partition.enters)))
-        sizes = (kind.num_bytes for op in exits for kind in message_kinds(op, layout))
-        return cls(name, loop.schedule, layers, tuple(sizes))
-
-    def facts(self) -> Iterator[str]:
-        """Yields sentences about the pipeline."""
-        schedule = self.schedule
-        alive = schedule.alive()
-        yield (
-            f"{self.name}: {schedule.microbatches} microbatches through {schedule.stages} stages in"
-            f" {schedule.ticks} ticks; stages are idle {schedule.bubble():.1%} of the time if the"
-            " parts of a backward pass take as long as a forward pass"
-        )
-        for stage, layers in enumerate(self.layers):
-            saved = f"; activations of at most {alive[stage]} at once"
-            more = saved if schedule.trains else ""
-            yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{more}"
-        sizes = " or ".join(f"{size:,}" for size in dict.fromkeys(self.message_bytes))
-        yield f"a message to the next stage, or back: {sizes} bytes"
+        return cls(loop.schedule, tuple(_pipeline_facts(loop, layout)))
 
 
-def _ranges(names: tuple[str, ...]) -> str:
+def _pipeline_facts(loop: PipelineLoop, layout: Layout) -> Iterator[str]:
+    schedule, alive = loop.schedule, loop.schedule.alive()
+    yield (
+        f"{layout.pipeline.schedule if schedule.trains else 'evaluation'}:"
+        f" {schedule.microbatches} microbatches through {schedule.stages} stages in"
+        f" {schedule.ticks} ticks; stages are idle {schedule.bubble():.1%} of the time if the"
+        " parts of a backward pass take as long as a forward pass"
+    )
+    scopes = context_of(loop.mesh).stage_scopes.values()
+    for stage in range(schedule.stages):
+        layers = [name for names in scopes if (name := names[stage]) is not None]
+        saved = f"; activations of at most {alive[stage]} at once" if schedule.trains else ""
+        yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{saved}"
+    exits = map(loop.partition.exit_of, range(len(loop.partition.enters)))
+    sizes = dict.fromkeys(kind.num_bytes for op in exits for kind in message_kinds(op, layout))
+    listed = " or ".join(f"{size:,}" for size in sizes)
+    yield f"a message to the next stage, or back: {listed} bytes"
+
+
+def _ranges(names: Sequence[str]) -> str:
     """Lists the names of layers; shortens the names of each stack."""
     stacks: dict[str, list[str]] = {}
     for name in names:

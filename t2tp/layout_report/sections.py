@@ -30,7 +30,7 @@ def sections(data: report.ReportData) -> list[Section]:
     found = [Section("mesh", "The mesh", [*_mesh(data)])]
     if data.pipeline is not None:
         rows = Rows([*_chart(data.pipeline.schedule)])
-        parts: list[Part] = [Facts([*data.pipeline.facts()]), rows, Note(_LETTERS)]
+        parts: list[Part] = [Facts(data.pipeline.facts), rows, Note(_LETTERS)]
         found.append(Section("pipeline", "The pipeline", parts))
     found.append(Section("memory", "Memory of a device at the peak", [*_memory(data)]))
     computed = _activations(data)
@@ -66,7 +66,7 @@ def _mesh(data: report.ReportData) -> Iterator[Part]:
         f" {', '.join(splits[axis.name]) or 'nothing'}"
         for axis in layout.mesh_shape.dims
     ]
-    facts = [*axes, *wording.storage(data), *wording.idle_rules(layout), *wording.unnamed(data)]
+    facts = [*axes, *wording.mesh_facts(data)]
     facts += [f"{WARNING}{warning}" for warning in data.warnings]
     yield Cards([Card("", wording.processors(data), facts, render_svg(_mesh_as_tensor(layout)))])
 

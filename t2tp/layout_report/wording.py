@@ -1,10 +1,9 @@
 """The phrases of a layout report."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from t2tp.layout_report import report
 from t2tp.mesh.layer_names import LayerGroup, common_name
-from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import unnamed_dimensions
 from t2tp.mesh.storage import axes_at_rest
 from t2tp.report.units import size
@@ -165,28 +164,21 @@ def processors(data: report.ReportData) -> str:
     return f"{count} processors, {devices[0]} to {devices[-1]}"
 
 
-def storage(data: report.ReportData) -> list[str]:
-    """Returns a sentence about variables that are sharded at rest, if there are any."""
-    if not data.layout.storage.stage:
-        return []
-    trained = [line.tensor for line in data.variables if line.trainable]
-    whole = [t.name for t in trained if not any(axes_at_rest(d.name) for d in t.shape.dims)]
-    text = (
-        f"ZeRO stage {data.layout.storage.stage}: {len(trained) - len(whole)} of {len(trained)}"
-        " variables are sharded at rest"
-    )
-    return [f"{text}; whole: {first_few(whole, 4, ', ')}" if whole else text]
-
-
-def unnamed(data: report.ReportData) -> list[str]:
-    """Returns a sentence about the variables' dimensions that no rule names, if there are any."""
-    names = unnamed_dimensions(data.layout, [v.tensor.shape for v in data.variables])
-    is_split = data.layout.size > 1 and names
-    return [f"no rule names {', '.join(names)}: each processor uses them whole"] if is_split else []
-
-
-def idle_rules(layout: Layout) -> list[str]:
-    """Returns a sentence about rules for axes that the mesh lacks, if there are any."""
+def mesh_facts(data: report.ReportData) -> Iterator[str]:
+    """Yields sentences about variables at rest, rules without an axis, and unnamed dimensions."""
+    layout = data.layout
+    if layout.storage.stage:
+        trained = [line.tensor for line in data.variables if line.trainable]
+        whole = [t.name for t in trained if not any(axes_at_rest(d.name) for d in t.shape.dims)]
+        text = (
+            f"ZeRO stage {layout.storage.stage}: {len(trained) - len(whole)} of {len(trained)}"
+            " variables are sharded at rest"
+        )
+        yield f"{text}; whole: {first_few(whole, 4, ', ')}" if whole else text
     have = set(layout.mesh_shape.dimension_names)
     idle = [f"{dim}:{axis}" for dim, axes in layout.rules for axis in axes if axis not in have]
-    return [f"unused, the mesh lacks the axis: {', '.join(idle)}"] if idle else []
+    if idle:
+        yield f"unused, the mesh lacks the axis: {', '.join(idle)}"
+    names = unnamed_dimensions(layout, [v.tensor.shape for v in data.variables])
+    if layout.size > 1 and names:
+        yield f"no rule names {', '.join(names)}: each processor uses them whole"

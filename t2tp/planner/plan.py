@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
@@ -271,27 +273,22 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     work = {w: n * compute.seconds(w) for w, n in counts.items()}
     traffic = {t: n * collective.seconds(t) for t, n in sends.items()}
     hidden = hidden_seconds(traffic, work, cluster.software)
-    totals: dict[tuple[str, str, bool], list[float]] = defaultdict(lambda: [0.0] * 4)
-
-    def add(kind: str, phase: str, is_collective: bool, *values: float) -> None:
-        total = totals[kind, phase, is_collective]
-        for i, value in enumerate(values):
-            total[i] += value
-
+    # (kind, phase, is collective) -> exposed seconds, hidden seconds, executions, sent bytes.
+    totals: dict[tuple[str, str, bool], np.ndarray] = defaultdict(lambda: np.zeros(4))
     launch = cluster.software.host * step.arguments / cluster.steps_per_launch
     if launch:
-        add(HOST, FORWARD, False, launch, 0.0, 1, 0.0)
+        totals[HOST, FORWARD, False] += (launch, 0.0, 1, 0.0)
     for w, seconds in work.items():
-        add(w.kind, w.phase, False, seconds, 0.0, counts[w], 0.0)
+        totals[w.kind, w.phase, False] += (seconds, 0.0, counts[w], 0.0)
     for t, seconds in traffic.items():
-        kind = f"{t.kind} over {' and '.join(t.axes)}"
-        sent = sends[t] * collective.sent_bytes(t)
-        covered = hidden.get(t, 0.0)
-        add(kind, t.phase, True, seconds - covered, covered, sends[t], sent)
-    return [
-        Cost(kind, phase, seconds, covered, round(n), sent, is_collective)
-        for (kind, phase, is_collective), (seconds, covered, n, sent) in totals.items()
-    ]
+        sent, covered = sends[t] * collective.sent_bytes(t), hidden.get(t, 0.0)
+        key = f"{t.kind} over {' and '.join(t.axes)}", t.phase, True
+        totals[key] += (seconds - covered, covered, sends[t], sent)
+    costs = []
+    for (kind, phase, is_collective), total in totals.items():
+        seconds, covered, count, sent = total.tolist()
+        costs.append(Cost(kind, phase, seconds, covered, round(count), sent, is_collective))
+    return costs
 
 
 def _warnings(step: LoweredStep, cluster: ClusterFile, room: float, dtype: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.depth import lower_by_layers
 from t2tp.planner.plan import Plan
 from t2tp.planner.stages.staged_step import StagedStep, staged_plan
+from t2tp.planner.stages.steps import StageLowering
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, StepFn
 from t2tp.step.lowered import LoweredStep
@@ -86,12 +87,9 @@ class Request:
         def build(hparams: HParams, fewer: Callable[[Feature], Feature]) -> AbstractProgram:
             return self.program(hparams, {name: fewer(each) for name, each in whole.items()})
 
-        return StagedStep(
-            build,
-            self._for_software(cluster),
-            software=cluster.software,
-            lowered_before=self.lowered_before,
-        )
+        hparams = self._for_software(cluster)
+        lowering = StageLowering(build, hparams, cluster.software, self.lowered_before)
+        return StagedStep(hparams, lowering)
 
     def _for_software(self, cluster: ClusterFile) -> HParams:
         """Returns the hparams for a cluster's software stack.

@@ -100,7 +100,7 @@ def _search(
         flags.lost_after_seconds,
     )
     opened.pruner = study.pruner_of(flags.pruner, frequency, last_step)
-    ledger = Ledger(opened, ranged, sampling, trials, flags.lost_after_seconds)
+    ledger = Ledger(opened, sampling, trials, flags.lost_after_seconds)
 
     # The values are passed as text, not as the trial's number: the trainer then needs no database,
     # and its `run.yaml` has all that it takes to repeat the trial.

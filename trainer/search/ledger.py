@@ -19,7 +19,6 @@ import optuna
 from optuna.storages import RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
-from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.study import Sampling, retry, suggest
 
@@ -51,7 +50,6 @@ class Ledger:
 
     Attributes:
       study: the study in Optuna.
-      ranged: the ranges of the points.
       sampling: draws the points.
       points: the number of points.
       lost_after_seconds: a trial without a heartbeat for this time is lost.
@@ -59,7 +57,6 @@ class Ledger:
     """
 
     study: optuna.Study
-    ranged: RangedHParams
     sampling: Sampling
     points: int
     lost_after_seconds: float
@@ -122,12 +119,12 @@ class Ledger:
     def _drawn(self, trial: optuna.trial.Trial, point: int) -> Claim:
         self.study.sampler = self.sampling.sampler(point)
         try:
-            claim = Claim(trial, point, suggest(trial, self.ranged))
+            claim = Claim(trial, point, suggest(trial, self.sampling.ranged))
         except ValueError as error:
             self.study.tell(trial, state=TrialState.FAIL)
             raise UsageError(
-                f"the ranged set {self.ranged.name} is not the one with which the study was"
-                f" begun ({error}): give another --study_name, or another --output_dir"
+                f"the ranged set {self.sampling.ranged.name} is not the one with which the study"
+                f" was begun ({error}): give another --study_name, or another --output_dir"
             ) from error
         trial.set_user_attr(VALUES, claim.values)
         trial.set_user_attr(ERROR, "")

@@ -165,6 +165,7 @@ class Sampling:
     """Draws the points of a search.
 
     Attributes:
+      ranged: the ranges of the points.
       grid_size: number of points of the grid; None for other samplers.
     """
 
@@ -174,7 +175,7 @@ class Sampling:
         `name` is the value of --sampler; `grid_points` is the number of values of each interval.
         """
         self._name = name
-        self._ranged = ranged
+        self.ranged = ranged
         self._grid = ranged.grid(grid_points) if name == "grid" else []
         # Pruners compare a trial with earlier trials, which should not all be grid neighbors.
         random.Random(ranged.name).shuffle(self._grid)
@@ -189,8 +190,8 @@ class Sampling:
             return optuna.samplers.CmaEsSampler(seed=point, warn_independent_sampling=False)
         if self._name == "tpe":
             return optuna.samplers.TPESampler(seed=point)
-        values = self._ranged.sample_trial(point) if self._name == "random" else self._grid[point]
-        fixed = parameters(self._ranged, values)
+        values = self.ranged.sample_trial(point) if self._name == "random" else self._grid[point]
+        fixed = parameters(self.ranged, values)
         return optuna.samplers.PartialFixedSampler(fixed, optuna.samplers.RandomSampler(seed=point))
 
 

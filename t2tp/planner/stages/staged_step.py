@@ -4,31 +4,25 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from t2tp.hparam import HParams
-from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.assign_layers import assign_layers, check_layers_match
 from t2tp.pipeline.schedule import Action
-from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
+from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
-from t2tp.planner.depth import depths, period
+from t2tp.planner.depth import period
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
 from t2tp.planner.stages.steps import StageLowering
-from t2tp.planner.stages.timing import Table
-from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Feature
 from t2tp.step.lowered import LoweredStep
 from t2tp.step.memory import Memory
 from t2tp.step.order import FIRST, LAST, MIDDLE
 from t2tp.step.work import BACKWARD, FORWARD, SEND, UPDATE, Traffic, Work
-
-BuildProgram = Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram]
 
 
 @dataclass(frozen=True)
@@ -55,42 +49,21 @@ class StagedStep:
       stages: the chunks of each stage.
     """
 
-    def __init__(
-        self,
-        build: BuildProgram,
-        hparams: HParams,
-        *,
-        software: SoftwareStack,
-        lowered_before: dict[Hashable, Any],
-    ) -> None:
-        """Assigns the layers to stages.
-
-        `build` returns the program of hparams; its second argument is a function that changes each
-        feature. `software` is as in `LoweredStep.from_program`, and `lowered_before` as in
-        `Request`.
+    def __init__(self, hparams: HParams, lowering: StageLowering) -> None:
+        """Assigns the layers of `hparams` to stages, which `lowering` lowers.
 
         Raises:
-          LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
+          LayoutError: the layers cannot be divided among the stages.
         """
-        self.layout = layout = Layout.from_hparams(hparams)
-        pipeline = layout.pipeline
-        self.microbatches: int = hparams.microbatches
-        stacks = depths(hparams)
-        if not stacks:
-            raise LayoutError(
-                f"The layout splits {LAYERS!r}, and this model has no stack of layers to split"
-                " (t2tp.layers.stack.Stack): drop the rule."
-            )
-        chunks = len(stacks) * pipeline.chunks
-        self.table = Table(pipeline.schedule, layout.num_stages, self.microbatches, chunks)
-        splits = self.table.splits_backward
-        self.lowering = StageLowering(build, hparams, layout, splits, software, lowered_before)
+        self.lowering = lowering
+        self.layout, self.table = lowering.layout, lowering.table
+        layout, stacks = lowering.layout, lowering.stacks
         assigned = []
         for count in stacks.values():
             ranges = assign_layers(count, layout)
             check_layers_match(ranges, [layer % period(hparams) for layer in range(count)])
             assigned.append(ranges)
-        end = len(stacks) - 1, pipeline.chunks - 1
+        end = len(stacks) - 1, layout.pipeline.chunks - 1
         self.stages = [
             [
                 Chunk(self.place(stage, c == 0, (stack, c) == end), stack, len(numbers[stage]))
@@ -136,7 +109,7 @@ class StagedStep:
         """Forward FLOPs of all stages, and the part of these FLOPs for masked attention scores."""
         steps = self.lowering.of(*self.lowering.stacks.values()).by_place
         first, middle, last = (steps[place] for place in (FIRST, MIDDLE, LAST))
-        more = self.microbatches / self.lowering.microbatches
+        more = self.table.microbatches / self.lowering.microbatches
         return (
             more * (first.flops + last.flops - middle.flops),
             more * (first.hidden_flops + last.hidden_flops - middle.hidden_flops),
@@ -151,9 +124,9 @@ class StagedStep:
         for chunk, action in itertools.product(self.stages[stage], Action):
             own_work, own_traffic = self.entries(chunk, action.value)
             for w, n in own_work.items():
-                work[dataclasses.replace(w, times=self.microbatches, part="")] += n
+                work[dataclasses.replace(w, times=self.table.microbatches, part="")] += n
             for t, n in own_traffic.items():
-                traffic[dataclasses.replace(t, times=self.microbatches, part="")] += n
+                traffic[dataclasses.replace(t, times=self.table.microbatches, part="")] += n
         for message, count in sends:
             traffic[dataclasses.replace(message, times=count)] += 1
         flops, hidden_flops = self.model_flops

@@ -21,6 +21,7 @@ from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import lowered_schedule
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.depth import depths, lower_by_layers
+from t2tp.planner.stages.timing import Table
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 from t2tp.step.lifetimes import Liveness
@@ -118,37 +119,46 @@ class StageLowering:
     """Lowers the stages of a model.
 
     Attributes:
+      layout: the whole mesh's layout.
       stacks: number of layers of each stack, by the hparam that counts them.
+      table: the schedule of all microbatches on all stages.
       microbatches: microbatches of the lowered program.
     """
 
     def __init__(
         self,
-        program: Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram],
+        build: Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram],
         hparams: HParams,
-        layout: Layout,
-        splits_backward: bool,
         software: SoftwareStack,
         lowered_before: dict[Hashable, Any],
     ) -> None:
-        """Prepares the lowering; arguments as for `StagedStep`.
+        """Prepares the lowering.
 
-        If `splits_backward`, the schedule has separate entries for the gradients of weights.
+        `build` returns the program of hparams; its second argument is a function that changes each
+        feature. `software` is as in `LoweredStep.from_program`, and `lowered_before` as in
+        `Request`.
+
+        Raises:
+          LayoutError: the model has no layers to divide, or there is no such schedule.
         """
-        self.stacks: Mapping[str, int] = depths(hparams)
-        self._program = program
-        self._layout = layout
-        self._software = software
-        self._lowered_before = lowered_before
-        self._microbatches: int = hparams.microbatches
-        self.microbatches = min(_MICROBATCHES, self._microbatches)
+        self._build, self._software, self._lowered_before = build, software, lowered_before
+        self.layout = layout = Layout.from_hparams(hparams)
+        self.stacks = depths(hparams)
+        if not self.stacks:
+            raise LayoutError(
+                f"The layout splits {LAYERS!r}, and this model has no stack of layers to split"
+                " (t2tp.layers.stack.Stack): drop the rule."
+            )
+        schedule, chunks = layout.pipeline.schedule, len(self.stacks) * layout.pipeline.chunks
+        self.table = Table(schedule, layout.num_stages, hparams.microbatches, chunks)
+        self.microbatches = min(_MICROBATCHES, hparams.microbatches)
         first, *others = layout.axes_of(LAYERS)
         sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
         sizes |= {first.name: _STAGES, **dict.fromkeys((axis.name for axis in others), 1)}
         values = {
             "mesh_shape": ";".join(f"{name}:{size}" for name, size in sizes.items()),
             "microbatches": self.microbatches,
-            "pipeline_schedule": lowered_schedule(splits_backward),
+            "pipeline_schedule": lowered_schedule(self.table.splits_backward),
             "pipeline_chunks": 1,
             "pipeline_layers": "",
         }
@@ -162,28 +172,28 @@ class StageLowering:
 
     def _lower(self, few: HParams) -> StageSteps:
         hparams = few.with_values({name: _STAGES * few.get(name) for name in self.stacks})
-        stages = self._layout.num_stages
-        key = repr(hparams), self._microbatches, stages, self._software
+        table = self.table
+        key = repr(hparams), table.microbatches, table.stages, self._software
         if key not in self._lowered_before:
             steps = StageSteps.from_program(
-                self._program(hparams, self._fewer_rows), stages, software=self._software
+                self._build(hparams, self._fewer_rows), table.stages, software=self._software
             )
             for peak in (peak for step in steps.by_place.values() for peak in step.memory):
                 if "features" in peak.by_purpose:  # Of all rows.
-                    peak.by_purpose["features"] *= self._microbatches / self.microbatches
+                    peak.by_purpose["features"] *= table.microbatches / self.microbatches
             self._lowered_before[key] = steps
         return self._lowered_before[key]
 
     def _fewer_rows(self, feature: Feature) -> Feature:
         """Returns a feature with only the rows of the lowered microbatches."""
-        dims = []
+        dims, microbatches = [], self.table.microbatches
         for dim in feature.shape.dims:
             size = dim.size
             if dim.name == "batch":
-                if size % self._microbatches:
+                if size % microbatches:
                     raise LayoutError(
-                        f"microbatches={self._microbatches} does not divide a batch of {size}"
+                        f"microbatches={microbatches} does not divide a batch of {size}"
                     )
-                size = size // self._microbatches * self.microbatches
+                size = size // microbatches * self.microbatches
             dims.append(upstream.Dimension(dim.name, size))
         return Feature(upstream.Shape(dims), feature.dtype)

@@ -32,7 +32,7 @@ def _ledger(address, points=3, clock=None, ranged=None, sampler="tpe", lost_afte
     """Returns a ledger like that of another process."""
     ranged = ranged or _ranged()
     study = open_study(address, "s", "mine", LOSS, lost_after)
-    return Ledger(study, ranged, Sampling(sampler, ranged, 3), points, lost_after, clock or Clock())
+    return Ledger(study, Sampling(sampler, ranged, 3), points, lost_after, clock or Clock())
 
 
 def _wait_for_claim(ledger: Ledger) -> Claim:
@@ -71,7 +71,7 @@ def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(study_add
         return ask()
 
     study.ask = ask_after_the_first_one
-    second = Ledger(study, ranged, Sampling("tpe", ranged, 3), 1, 10.0)
+    second = Ledger(study, Sampling("tpe", ranged, 3), 1, 10.0)
     assert second.claim() is None
     assert claims[0].point == 0
     later = _ledger(study_address, 2)
@@ -157,7 +157,7 @@ def _run(address: str, pruner: str, parallel: int, points: int, steps: range) ->
     ranged.set_discrete("width", [1, 2])
     study = open_study(address, pruner, "mine", LOSS, 1000.0)
     study.pruner = pruner_of(pruner, steps[0], steps[-1])
-    ledger = Ledger(study, ranged, Sampling("grid", ranged, points), points * 2, 10.0)
+    ledger = Ledger(study, Sampling("grid", ranged, points), points * 2, 10.0)
     running, best, taken = {}, float("inf"), 0
     while not ledger.is_done():
         while len(running) < parallel and (claim := ledger.claim()) is not None:
