@@ -63,8 +63,10 @@ class Devices:
                 f" and there are {len(devices)}: run fewer at once with --parallel_trials, or give"
                 " each fewer with --devices_per_trial"
             )
-        parts = [devices[count * i : count * (i + 1)] for i in range(trials)]
-        return [cls(**{"gpus" if gpus else "cores": part}) for part in parts]
+        starts = range(0, count * trials, count)
+        if gpus:
+            return [cls(gpus=gpus[start : start + count]) for start in starts]
+        return [cls(cores=cores[start : start + count]) for start in starts]
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Returns the environment of a trial's process, based on `base`."""
