@@ -182,7 +182,7 @@ FEATURES = {
     ),
     # Logits, log-probabilities and gradients of one chunk only.
     "chunked loss": ("transformer_lm", "loss_chunk=-1", "loss_chunk=32", peak_of, (0.1, 0.7)),
-    # Tokens are moved to slots of their group by look-ups, and not by products with one-hot tensors.
+    # Look-ups move tokens to slots of their group, and not products with one-hot tensors.
     "groups of tokens": (
         *("transformer_moe", "moe_group_size=32", "moe_group_size=256"),
         lambda step: flops_of(step, "product", FORWARD, BACKWARD),
