@@ -41,7 +41,7 @@ _PAIR_SPEC = FeatureSpec(("batch", "pairs"), FLOAT)
 class Preferences(Instructions):
     """Preference data: --problem_options='files=pairs.jsonl,vocabulary_from=run/huggingface'.
 
-    A record has `chosen` and `rejected`, and mostly `prompt`, in one of these forms (those of TRL):
+    A record has `chosen` and `rejected`, and mostly `prompt`, in one of these forms, as in TRL:
     - three texts;
     - three lists of messages, objects with `role` and `content`;
     - two texts or two conversations without `prompt`: their common beginning is the prompt;

@@ -97,7 +97,7 @@ class Problem(Preparable):
         """The registered name: the name of the class in snake_case."""
         return registry.snake_case(type(self).__name__)
 
-    # Methods that a problem defines, in addition to those of `Preparable`.
+    # Methods that a problem defines, in addition to `Preparable`'s.
 
     def changed_sources(self, directory: Path) -> str:
         """Describes the sources that have changed since the data were made.
@@ -106,7 +106,7 @@ class Problem(Preparable):
         """
         return ""
 
-    # Methods that a family defines, in addition to those of `Preparable`.
+    # Methods that a family defines, in addition to `Preparable`'s.
 
     def default_options(self) -> HParams:
         """Declares the options with their defaults."""

@@ -104,7 +104,7 @@ class Request:
     ) -> AbstractProgram:
         """Builds the abstract program of a training step.
 
-        By default, the features are those of the global batch.
+        The default is the features of the global batch.
         """
         layout = Layout.from_hparams(hparams)
         return AbstractProgram(

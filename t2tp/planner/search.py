@@ -131,7 +131,7 @@ class Search:
         )
 
     def _larger(self) -> Iterator[Search]:
-        """Yields the same search for 2, 4, 8, ... times as many devices."""
+        """Yields the same search for 2, 4, 8, ... times the devices."""
         for i in range(1, (_MOST_DEVICES // self.devices).bit_length()):
             yield dataclasses.replace(self, devices=self.devices << i)
 
