@@ -199,29 +199,29 @@ class SpmdMeshImpl(upstream.MeshImpl):
     ) -> LaidOutTensor:
         """Reduces over the group along `mesh_axes` (`SUM`, `MAX` or `MIN`)."""
         merge_op = _MERGE_OPS[reduction_fn_string]
-        return self.slicewise(lambda part: self.collectives.allreduce(part, mesh_axes, merge_op), x)
+        part = x.to_laid_out_tensor().slice
+        return LaidOutTensor([self.collectives.allreduce(part, mesh_axes, merge_op)])
 
     def allconcat(self, x: LaidOutTensor, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
         """Gathers and concatenates along dimension `concat_axis`, which may count from the end."""
-        concat_axis %= len(x.slice_shape)
-        return self.slicewise(
-            lambda part: self.collectives.allgather(part, mesh_axis, concat_axis), x
-        )
+        part = x.to_laid_out_tensor().slice
+        concat_axis %= part.shape.rank
+        return LaidOutTensor([self.collectives.allgather(part, mesh_axis, concat_axis)])
 
     def alltoall(
         self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> LaidOutTensor:
         """Gathers dimension `concat_axis` and splits `split_axis`; both may count from the end."""
-        axes = [axis % len(x.slice_shape) for axis in (split_axis, concat_axis)]
-        return self.slicewise(lambda part: self.collectives.alltoall(part, mesh_axis, *axes), x)
+        part = x.to_laid_out_tensor().slice
+        axes = [axis % part.shape.rank for axis in (split_axis, concat_axis)]
+        return LaidOutTensor([self.collectives.alltoall(part, mesh_axis, *axes)])
 
     def receive(
         self, x: LaidOutTensor, mesh_axis: int, source_pcoord: Sequence[int | None]
     ) -> LaidOutTensor:
         """Receives the slice of the processor at coordinate `source_pcoord[own coordinate]`."""
-        return self.slicewise(
-            lambda part: self.collectives.permute(part, mesh_axis, source_pcoord), x
-        )
+        part = x.to_laid_out_tensor().slice
+        return LaidOutTensor([self.collectives.permute(part, mesh_axis, source_pcoord)])
 
     def slice_shape(self, tensor_shape: upstream.Shape) -> list[int]:
         """Returns the shape of a slice, with its padding."""

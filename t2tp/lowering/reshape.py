@@ -112,8 +112,9 @@ def _gather_buckets(
     buckets: list[list[int]] = []
     open_buckets: dict[object, list[int]] = {}
     for i, (each, gather_axes) in enumerate(zip(relayouts, axes, strict=True)):
-        is_alone = gather_axes is None or sizes[i] > SMALL
-        key = i if is_alone else (*gather_axes, each.x.dtype)
+        key: object = i
+        if gather_axes is not None and sizes[i] <= SMALL:
+            key = (*gather_axes, each.x.dtype)
         bucket = open_buckets.get(key, [])
         if not bucket or sum(sizes[j] for j in (*bucket, i)) > BUCKET:
             bucket = open_buckets[key] = []

@@ -585,7 +585,9 @@ class Program:
         """Gathers an output along the dimensions in which some process lacks slices."""
         dims = dims_to_gather(self.layout, self.cluster, shape)
         for i in dims:
-            part = collectives.allgather(part, self.layout.axis_index(shape.dims[i].name), i)
+            axis = self.layout.axis_index(shape.dims[i].name)
+            assert axis is not None  # `dims_to_gather` returns only split dimensions.
+            part = collectives.allgather(part, axis, i)
         return resized(part, self._part_shape(shape)) if dims else part
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
