@@ -23,12 +23,9 @@ def test_a_block_of_the_bias_and_its_gradient(block):
     random = np.random.default_rng(0)
     table = random.normal(size=(3, 8)).astype(np.float32)
     bias = Bias(tf.constant(table), 6, 10, max_distance=5, both_ways=True)
-    number = np.array(
-        [
-            [bucket(m - t, 8, 5, True) for m in range(block.memory, block.memory + block.memories)]
-            for t in range(block.query, block.query + block.queries)
-        ]
-    )
+    query, key = np.ogrid[: block.queries, : block.memories]
+    distances = block.memory + key - block.query - query
+    number = distance_buckets(distances, 8, 5, both_ways=True)
     np.testing.assert_array_equal(bias.block(block), table[:, number])
 
     d_scores = random.normal(size=(2, *bias.block(block).shape)).astype(np.float32)
