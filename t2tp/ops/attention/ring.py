@@ -64,7 +64,7 @@ class Ring:
 
     def parts(
         self, visiting: Visiting, step: tf.Tensor
-    ) -> list[tuple[tf.Tensor, tf.Tensor, KeyRange, Sequence[tf.Tensor]]]:
+    ) -> list[tuple[tf.Tensor, tf.Tensor, KeyRange, list[tf.Tensor]]]:
         """Returns the parts of `visiting`, the slice that this processor holds at a step.
 
         A part consists of its keys and its values in blocks (see `blockwise.cut`), the positions of
