@@ -129,10 +129,11 @@ def _fill(samples: OpenSamples) -> Manifest:
 
 def _files_in(directory: Path, scratch: Path) -> Iterable[tuple[str, Path]]:
     """Yields the names of the files that a manifest lists, with their paths."""
+    scratch_is_inside = directory in scratch.parents
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         is_listed = name not in (atomic_directory.PLAN_FILE, manifest.FILE_NAME)
-        if is_listed and path.is_file() and scratch not in path.parents:
+        if is_listed and path.is_file() and not (scratch_is_inside and scratch in path.parents):
             yield name, path
 
 
