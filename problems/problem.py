@@ -335,7 +335,9 @@ class Problem(Preparable):
         sizes = manifest.splits[split]
         shards = [shard_name(split, shard, sizes.shards) for shard in range(sizes.shards)]
         columns = {
-            name: Column([directory / f"{each}.{name}" for each in shards], dtype, ids.get(name))
+            name: Column(
+                [directory / f"{each}.{name}" for each in shards], np.dtype(dtype), ids.get(name)
+            )
             for name, dtype in manifest.columns.items()
         }
         for name, column in columns.items():
