@@ -37,8 +37,6 @@ from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_dir.token_rows import vocabulary_at
 
-_DTYPE_NAMES = ("dtype", "torch_dtype")
-
 
 def run(flags: absl_flags.FlagValues) -> None:
     """Converts as the flags say, and prints the new directory."""
@@ -106,8 +104,8 @@ def _to_directory(flags: absl_flags.FlagValues) -> Path:
         if kept.is_dir():
             huggingface_files.copy_files(kept, partial)
         dtype = dtype or saved.dtypes()[found[0].name].name
-        named = {name: dtype for name in _DTYPE_NAMES if name in config} or {"dtype": dtype}
-        text = json.dumps({**config, **named}, indent=2, sort_keys=True)
+        names = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
+        text = json.dumps({**config, **dict.fromkeys(names, dtype)}, indent=2, sort_keys=True)
         (partial / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     return to_hf
 

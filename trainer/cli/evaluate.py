@@ -21,8 +21,6 @@ from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_f
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find, find_all
 from t2tp.trainer.run_spec import RunSpec
 
-_ALL = "all"
-
 
 def run(flags: absl_flags.FlagValues) -> None:
     """Evaluates the checkpoints that the flags name and prints their metrics."""
@@ -45,7 +43,7 @@ def run(flags: absl_flags.FlagValues) -> None:
 def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
     """Finds the checkpoints that the flags name."""
     directory = checkpoint_directory(flags.output_dir)
-    if flags.checkpoint_path == _ALL:
+    if flags.checkpoint_path == "all":
         paths = [checkpoint.step_directory(directory, n) for n in checkpoint.all_steps(directory)]
         if not paths:
             raise FileNotFoundError(f"{flags.output_dir} holds no finished checkpoint")
