@@ -71,10 +71,10 @@ def make_ours(method=None, block_size=4, **options):
     names = {"causal", "window", "soft_cap", "dropout_rate"} & set(options)
     options = {name: options[name] for name in names}
 
-    def ours(q, k, v, table=None, **tensors):
+    def ours(q, k, v, segments=None, table=None, **tensors):
         bias = None if table is None else RelativeBias(table, MAX_DISTANCE)
         fixed = {"relative_bias": bias, "method": method, "block_size": block_size}
-        return attention(q, k, v, **tensors, **fixed, **options)
+        return attention(q, k, v, segments=segments, **tensors, **fixed, **options)
 
     return ours
 
