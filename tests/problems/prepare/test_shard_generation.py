@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from t2tp.problems.prepare import shard_generation
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer.cli import programs
 from tests.files import limit_files
-from tests.patience import wait_until
 from tests.problems.prepare.few_digits import FewDigits, WatchedDigits
 from tests.problems.prepare.own_pairs import files_of, prepare_until
 
@@ -167,20 +165,10 @@ def test_there_is_a_worker_for_each_core(monkeypatch):
         assert shard_generation.default_workers() == workers
 
 
-def interrupt(*places):
-    signal.raise_signal(signal.SIGINT)  # In this thread, which gets it immediately.
-
-
-def test_what_was_made_for_something_else_is_made_again(tmp_path, monkeypatch):
-    class Interrupted(FewDigits):
-        pass
-
-    monkeypatch.setattr(Interrupted, "provenance", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        Interrupted().prepare(tmp_path, num_shards=6)
-    monkeypatch.undo()
-    assert Interrupted().prepare(tmp_path, num_shards=2).splits["train"].shards == 2
-    assert len(list(Interrupted().directory(tmp_path).glob("train-*.targets"))) == 2
+def test_what_was_made_for_something_else_is_made_again(tmp_path):
+    prepare_until(FewDigits(), tmp_path, 400, num_shards=6)
+    assert FewDigits().prepare(tmp_path, num_shards=2).splits["train"].shards == 2
+    assert len(list(FewDigits().directory(tmp_path).glob("train-*.targets"))) == 2
 
 
 def test_skipped_samples_are_counted_by_their_reasons(tmp_path, monkeypatch, caplog):
@@ -228,37 +216,6 @@ def test_a_full_disk_ends_with_a_sentence_and_making_goes_on_later(tmp_path, num
     assert not (tmp_path / NAME).exists()
     problems.find(NAME).prepare(tmp_path, num_shards=20, num_workers=num_workers)
     problems.find(NAME).check_prepared(tmp_path)
-
-
-def is_running(process):
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.mark.ci_only
-@pytest.mark.slow
-def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
-    arguments = ("--num_shards=20", "--num_workers=2")
-    problems.find(NAME).prepare(tmp_path / "whole", num_shards=20)
-    partial = tmp_path / "killed" / f".{NAME}.partial"
-    for shards in (random.randint(0, 9), random.randint(10, 19)):
-        maker = subprocess.Popen(
-            [*COMMAND, f"--data_dir={tmp_path / 'killed'}", *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        wait_until(lambda least=shards: len(list(partial.glob("train-*.json"))) >= least)
-        workers = Path(f"/proc/{maker.pid}/task/{maker.pid}/children").read_text().split()
-        maker.send_signal(signal.SIGKILL)
-        maker.wait()
-        # Otherwise the workers would write into the directory of the next run.
-        wait_until(lambda started=workers: not any(map(is_running, started)))
-    again = run(tmp_path / "killed", *arguments)
-    assert again.returncode == 0, again.stderr
-    whole, killed = (files_of(problems.find(NAME), tmp_path / name) for name in ("whole", "killed"))
-    assert killed == whole
 
 
 def test_the_vocabulary_size_is_a_flag_and_inspect_shows_what_was_made(tmp_path, capsys):
