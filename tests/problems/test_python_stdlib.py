@@ -1,13 +1,8 @@
-import os
-
 import pytest
 
 import t2tp.problems  # noqa: F401  (registers the problems)
 from t2tp.problems.python_stdlib import source_files, split_of
 from tests.problems.conftest import AWKWARD, SMALL, TinyStdlib
-from tests.python_code import run_code
-
-REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 def test_documents_are_the_utf8_files_of_each_split_in_the_order_of_their_paths(problem, sources):
@@ -28,24 +23,6 @@ def test_the_split_of_a_file_never_changes():
     splits = [split_of(f"package/module_{i}.py") for i in range(10_000)]
     for split, percent in {"train": 94, "validation": 3, "test": 3}.items():
         assert splits.count(split) == pytest.approx(100 * percent, abs=100)
-
-
-SECOND_RUN = """
-import pathlib, sys
-from tests.problems.conftest import TinyStdlib
-TinyStdlib(pathlib.Path(sys.argv[1])).prepare(sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_path):
-    environment = os.environ | {"PYTHONHASHSEED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    run_code(SECOND_RUN, sources, tmp_path, cwd=REPOSITORY, env=environment)
-    first, second = (problem.directory(directory) for directory in (data_dir, tmp_path))
-    names = {path.name for path in first.iterdir() if path.is_file()}
-    assert "train-00000-of-00001.targets" in names and "vocabulary.model" in names
-    for name in names - {"manifest.json"}:
-        assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
 CASES = [
