@@ -1,7 +1,5 @@
 """Failures end with a one-sentence error and leave no invalid data."""
 
-import os
-
 import pytest
 
 from t2tp import problems
@@ -66,17 +64,11 @@ def shorten(path):
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def as_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 DAMAGED = {
     "a missing shard": ("train-00000-of-00001.inputs", "unlink", " is missing"),
     "a truncated shard": ("train-00000-of-00001.targets", shorten, " bytes were written"),
     "a changed vocabulary": ("vocabulary.model", flip, "is not the file that the rest"),
     "a missing manifest": ("manifest.json", "unlink", "has no manifest.json"),
-    "a pipe as manifest": ("manifest.json", as_pipe, "is not a regular file"),
     "a truncated manifest": ("manifest.json", shorten, "manifest.json is not JSON"),
 }
 
