@@ -10,7 +10,6 @@ import tensorflow_datasets as tfds
 from t2tp import problems
 from t2tp.problems.tfds_problem import chosen_features
 from tests.problems.mocked_datasets import example
-from tests.problems.sources.test_tfds_splits import described
 
 TEXT = [
     "languagemodel_lm1b32k",
@@ -142,24 +141,6 @@ def test_features_without_names_are_said():
     info = SimpleNamespace(full_name="pairs/1.0.0", features=(1, 2), supervised_keys=None)
     with pytest.raises(ValueError, match="which features of pairs/1.0.0.* have no names"):
         chosen_features(info, "", "")
-
-
-OWN_SPLITS = "validation=test[:50%],test=test[50%:]"
-
-
-@pytest.mark.parametrize(
-    ("options", "sizes", "expected"),
-    [
-        ("", {"train": 100}, ["train[0:90]", "train[90:95]", "train[95:100]"]),
-        (OWN_SPLITS, {"train": 100, "test": 8}, ["train", "test[:50%]", "test[50%:]"]),
-    ],
-)
-def test_splits_are_named_or_parts_of_train(mocked, options, sizes, expected):
-    problem, info = (
-        problems.find("tfds:kmnist", options),
-        SimpleNamespace(splits=described(**sizes)),
-    )
-    assert [problem.dataset_split(split, info) for split in problem.splits] == expected
 
 
 @pytest.mark.parametrize("name", [*TEXT, *IMAGES])

@@ -52,6 +52,11 @@ def test_what_is_not_named_is_what_is_left(given, expected):
     assert [found[split] for split in SPLITS] == expected
 
 
+def test_what_the_dataset_does_not_hold_out_is_the_end_of_train():
+    wanted = {"train": "train[0:90]", "validation": "train[90:95]", "test": "train[95:100]"}
+    assert default_splits(SPLITS, {}, described(train=100)) == wanted
+
+
 NOTHING_LEFT = [
     ({"train": "train"}, "validation"),
     ({"train": "all"}, "test"),
