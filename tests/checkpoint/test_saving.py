@@ -33,16 +33,6 @@ def test_what_was_saved_comes_back(tmp_path):
     assert checkpoint.dtypes() == {"table": tf.float32, "global_step": tf.int64, "half": tf.float16}
 
 
-def test_several_slices_of_one_tensor_come_in_the_order_asked_for(tmp_path):
-    checkpoint = Checkpoint(save_step(tmp_path, 1))
-    parts = [((9, 1), (2, 2)), ((0, 0), (1, 12)), ((3, 5), (6, 2)), ((15, 11), (1, 1))]
-    values = checkpoint.read([samples.part(*part) for part in [*parts, parts[0]]])
-    for (begin, size), value in zip([*parts, parts[0]], values, strict=True):
-        rows, columns = (slice(b, b + s) for b, s in zip(begin, size, strict=True))
-        np.testing.assert_array_equal(value, samples.table(1)[rows, columns])
-    assert checkpoint.read([]) == []
-
-
 @pytest.mark.parametrize("dtype", samples.DTYPES, ids=lambda dtype: dtype.name)
 def test_every_dtype_round_trips_in_any_slices(tmp_path, dtype):
     value = tf.cast(np.arange(-12, 12).reshape(4, 6) % 7, dtype)
