@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import t2tp
 import t2tp.models
-from t2tp import mtf, registry
+from t2tp import registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions, Decoder, Request, decode
@@ -96,38 +96,26 @@ def logits(name: str, mesh: str, fed: Features | None = None) -> np.ndarray:
     return program(fed)["logits"][..., :VOCAB]
 
 
-def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
+def descent(name: str, mesh: str, fed: Features | None = None) -> dict[str, np.ndarray]:
     """Returns the logits and the loss of a step, and what the step subtracts from each variable."""
+    fed = features() if fed is None else fed
     made = model_of(name)
     for key, value in _DESCENT.items():
         if key in made.hparams:
             made.hparams.set(key, value)
 
-    def step(on_mesh, made, fed):
+    def step(on_mesh, made, given):
         done = train_step(
-            lambda part: made.loss(on_mesh, part, True), fed, on_mesh, made.hparams, 1
+            lambda part: made.loss(on_mesh, part, True), given, on_mesh, made.hparams, 1
         )
-        return {"loss": done.loss, **_logits(on_mesh, made, fed)}
+        return {"loss": done.loss, **_logits(on_mesh, made, given)}
 
-    program = _program(name, mesh, step, features(), made)
+    program = _program(name, mesh, step, fed, made)
     before = values_of(program)
-    found = dict(program(features()))
+    found = dict(program(fed))
     after = values_of(program)
     found["logits"] = found["logits"][..., :VOCAB]
     return found | {key: value - after[key] for key, value in before.items()}
-
-
-def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dict[str, np.ndarray]:
-    """Returns the training loss, and each variable's gradient by the variable's name."""
-
-    def step(on_mesh, made, fed):
-        loss = made.loss(on_mesh, fed, True).loss
-        variables = on_mesh.graph.trainable_variables
-        gradients = mtf.gradients([loss], [v.value for v in variables])
-        return {"loss": loss, **{v.name: g for v, g in zip(variables, gradients, strict=True)}}
-
-    fed = features() if fed is None else fed
-    return _program(name, mesh, step, fed)(fed)
 
 
 def generated(name, mesh, rows, length, fed=None):

@@ -143,7 +143,7 @@ def test_the_training_loss_includes_the_routers_loss_of_transformers(kind, k):
     name = their_models.experts(kind, k)
     tokens = np.repeat(their_models.targets()[:1], 4, axis=0)
     fed = our_models.features_of("targets", tokens)
-    ours = our_models.loss_and_gradients(name, "one device", fed)["loss"]
+    ours = our_models.descent(name, "one device", fed)["loss"]
     inputs = torch.tensor(their_models.with_first(name, tokens[:, :-1]))
     out = their_models.loaded(name).float()(inputs, output_router_logits=True)
     labels = torch.tensor(tokens).long()
