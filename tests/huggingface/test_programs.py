@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from t2tp.huggingface.safetensors_file import read_header
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
@@ -25,14 +24,6 @@ TEMPLATE = """<|endoftext|>{% for message in messages %}
 {% endfor %}
 {% if add_generation_prompt %}assistant:{% endif %}
 """
-CONVERSATIONS = [
-    [{"role": "user", "content": "the quick fox"}],
-    [
-        {"role": "user", "content": "the"},
-        {"role": "assistant", "content": "dog"},
-        {"role": "user", "content": "lazy"},
-    ],
-]
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +84,8 @@ def test_a_converted_run_decodes_prompts_without_data(source, run, tmp_path):
     assert out.read_text().splitlines() == [each.replace("\n", "\\n") for each in wanted]
 
 
-def test_conversations_are_continued_as_the_chat_template_says(source, run, tmp_path, capsys):
+def test_lines_that_are_no_conversation_are_refused(run, tmp_path, capsys):
     lines, out = tmp_path / "chats.jsonl", tmp_path / "out.txt"
-    lines.write_text(
-        json.dumps(CONVERSATIONS[0]) + "\n" + json.dumps({"messages": CONVERSATIONS[1]}) + "\n"
-    )
-    assert decode(run, f"--decode_from_file={lines}", f"--decode_to_file={out}") == 0
-    prompts = [
-        f"{END}user: the quick fox\nassistant:",
-        f"{END}user: the\nassistant: dog\nuser: lazy\nassistant:",
-    ]
-    wanted = their_texts(source, prompts)
-    assert out.read_text().splitlines() == [each.replace("\n", "\\n") for each in wanted]
     lines.write_text('"Hello"\n')
     assert decode(run, f"--decode_from_file={lines}", f"--decode_to_file={out}") == 2
     assert "chats.jsonl, line 1: a conversation is a list of messages" in capsys.readouterr().err
@@ -170,28 +151,11 @@ def test_replies_end_where_those_of_transformers_do(tmp_path, kind, template, nu
     assert capsys.readouterr().out.split("\n")[:-1] == escaped
 
 
-@pytest.mark.slow
-def test_an_exported_model_takes_tokens_and_says_why(source, run, tmp_path, capsys):
-    out = tmp_path / "export"
-    hparams = "--decode_hparams=beam_size=1,extra_length=12,eos_id=-1"
-    flags = [f"--output_dir={run}", f"--export_dir={out}", "--max_input_length=8", hparams]
-    assert programs.t2tp_exporter(["t2tp_exporter", *flags]) == 0
-    assert "maps tokens to tokens: TensorFlow cannot run" in capsys.readouterr().err
-    (made,) = out.iterdir()
-    serve = tf.saved_model.load(str(made)).signatures["serving_default"]
-    vocabulary = load_vocabulary(source)
-    prompt = vocabulary.encode("the quick")
-    served = serve(ids=tf.constant([prompt]), lengths=tf.constant([len(prompt)]))
-    begin = json.loads((source / "config.json").read_text())["bos_token_id"]
-    (wanted,) = their_texts(source, [vocabulary.decode_bytes([begin]).decode() + "the quick"])
-    assert vocabulary.decode(served["ids"][0, 0].numpy()) == wanted
-
-
 def test_a_run_without_a_template_takes_no_conversation(source, tmp_path, capsys):
     write_tiny_gpt2(tmp_path / "plain")
     run = tmp_path / "run"
     assert our_models.convert(f"--from_hf={tmp_path / 'plain'}", f"--output_dir={run}") == 0
-    (tmp_path / "chats.jsonl").write_text(json.dumps(CONVERSATIONS[0]))
+    (tmp_path / "chats.jsonl").write_text(json.dumps(CHATS[0]))
     assert decode(run, f"--decode_from_file={tmp_path / 'chats.jsonl'}") == 2
     assert "has no chat template" in capsys.readouterr().err
     assert decode(run, "--chat", "--split=test") == 2

@@ -121,18 +121,21 @@ def harness_way(run: Run) -> float:
     return found
 
 
-def check_saved_model(run: Run, directory: Path) -> None:
+def check_saved_model(run: Run, directory: Path, capfd) -> None:
     """Checks that a SavedModel has the texts and scores of the decoder's beams."""
     options = "beam_size=2,extra_length=6,eos_id=-1,return_beams=true,write_beam_scores=true"
     export = directory / "export"
     flags = run.flags(export_dir=export, max_input_length=16, decode_hparams=options)
     assert call("t2tp_exporter", *flags) == 0
+    assert "maps tokens to tokens: TensorFlow cannot run" in capfd.readouterr().err
     (path,) = export.iterdir()
     vocabulary = load_vocabulary(run.output_dir / "huggingface")
     (line,) = run.decoded(directory, ["the quick"], options)
     tokens = vocabulary.encode("the quick")
-    serve = tf.saved_model.load(str(path)).signatures["tokens"]
-    served = serve(ids=tf.constant([tokens]), lengths=tf.constant([len(tokens)]))
+    signatures = tf.saved_model.load(str(path)).signatures
+    assert {*signatures} == {"serving_default", "tokens"}
+    given = dict(ids=tf.constant([tokens]), lengths=tf.constant([len(tokens)]))
+    served = signatures["serving_default"](**given)
     texts = [vocabulary.decode(row.tolist()) for row in served["ids"][0].numpy()]
     fields = line.split("\t")
     assert fields[::2] == [text.replace("\n", "\\n").replace("\t", "\\t") for text in texts]
@@ -148,7 +151,7 @@ def test_every_way_out_gives_the_score_of_the_decoder(run_of, case, tmp_path, ca
     last = score(run, tmp_path, weights="last")
     assert last != pytest.approx(wanted.expected, abs=1e-2)
     assert harness_way(run) == wanted
-    check_saved_model(run, tmp_path)
+    check_saved_model(run, tmp_path, capfd)
 
     averaged = Run(tmp_path / "averaged", run.data_dir, PROBLEM)
     paths = {"output_dir": run.output_dir, "output_path": averaged.output_dir}
