@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import t2tp
-from t2tp import registry
-from t2tp.checkpoint.variables import restore
 from t2tp.huggingface import moving
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.known_types import find_type
 from t2tp.huggingface.safetensors_file import DTYPES, read_header, write
-from t2tp.mesh.layout import Storage
 from t2tp.trainer import run_yaml
 from t2tp.trainer.cli import programs
-from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests import warm_processes
 from tests.huggingface import our_models
@@ -179,27 +174,6 @@ def test_narrowing_rounds_to_the_nearest_even(source, tmp_path):
     convert(f"--to_hf={tmp_path / 'back'}", f"--output_dir={tmp_path / 'run'}")
     for key, value in tensors_of(tmp_path / "back").items():
         assert value.tobytes() == values[key].astype(ml_dtypes.bfloat16).tobytes(), key
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_converted_run_is_restored_where_variables_are_sharded_at_rest(stage, source, tmp_path):
-    run = tmp_path / "run"
-    convert(f"--from_hf={source}", f"--output_dir={run}")
-    hparams = run_files.read(str(run)).hparams
-    made = registry.model("transformer_lm")(hparams, {"targets": 300})
-    targets = np.random.default_rng(0).integers(0, 300, (4, 8)).astype(np.int32)
-    fed = our_models.features_of("targets", targets)
-    kinds = {name: t2tp.Feature("batch:4;length:8", tf.int32) for name in fed}
-
-    def logits(layout):
-        step = lambda mesh, given: {"logits": made.logits(mesh, given)}  # noqa: E731
-        program = t2tp.Program(step, kinds, layout=layout)
-        restore(find(str(run)), program.variables, strict=True)
-        return program(fed)["logits"]
-
-    mesh = ("data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model")
-    sharded = t2tp.Layout(*mesh, Storage(stage))
-    np.testing.assert_allclose(logits(sharded), logits(t2tp.Layout()), rtol=0, atol=1e-5)
 
 
 def convert_until_killed() -> None:
