@@ -291,14 +291,10 @@ def test_one_process_of_several_uploads(server):
     assert not uploaded(server)
 
 
-WRONG_ADDRESSES = ["s3://key:secret@bucket/run", "s3://b/../x", "gs://", "az://b?x"]
-
-
-@pytest.mark.parametrize("address", WRONG_ADDRESSES)
-def test_addresses_have_no_credentials(address):
-    with pytest.raises(ValueError, match="expected SCHEME") as failure:
+@pytest.mark.parametrize("address", ["s3://b/../x", "gs://"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError, match="expected SCHEME"):
         Store(address)
-    assert "secret" not in str(failure.value)
 
 
 WITH_SECRETS = [
@@ -311,6 +307,7 @@ WITH_SECRETS = [
 def test_credentials_are_refused_before_an_address_is_cut(server, address):
     with session() as opened:
         for take in (
+            Store,
             object_store.local_path,
             lambda address: check_local("--x", f"s3://{address}"),
         ):
