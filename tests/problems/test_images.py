@@ -34,10 +34,6 @@ def test_batches_for_classes(data_dir):
     assert problem.vocab_sizes(data_dir) == {"targets": 10}
     stream = problem.stream(data_dir, "validation", batch_size=100, length=1)
     assert len(stream) == 3
-    specs = problem.features
-    for name, feature in stream[0].items():
-        assert feature.dtype == feature[:].dtype == specs[name].dtype
-        assert len(specs[name].dimensions) == len(feature.shape)
     inputs, targets, weights = (np.asarray(stream[2][n]) for n in ("inputs", "targets", "weights"))
     assert inputs.shape == (100, 8, 8, 1)
     assert inputs[:50].max() == 1.0 and not inputs[50:].any()

@@ -1,5 +1,4 @@
 import math
-import shutil
 from collections import Counter
 
 import pytest
@@ -70,8 +69,3 @@ def test_prepare_keeps_what_is_there(problem, data_copy):
     after = problem.directory(data_copy).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not lock.exists()  # reading existing data requires no write access
-
-
-def test_moved_data_are_as_good(problem, data_copy, tmp_path):
-    shutil.move(data_copy, tmp_path / "elsewhere")
-    problem.stream(tmp_path / "elsewhere", "train", batch_size=8, length=64)[0]["targets"][:]

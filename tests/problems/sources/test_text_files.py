@@ -28,13 +28,11 @@ def test_pairs_of_a_tsv_come_back(tmp_path):
     assert found == {(f"a tab is no {i}", f"ein Tab ist kein {i}") for i in range(100)}
 
 
-def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
+def test_an_empty_side_is_skipped_and_counted(tmp_path):
     problem = pairs(tmp_path, GOOD + b"\tx\ny\t\n" * 50)
     manifest = problem.prepare(tmp_path / "data")
     skipped = sum(sizes.skipped.get("a side is empty", 0) for sizes in manifest.splits.values())
     assert skipped == 100
-    assert "samples skipped: a side is empty" in caplog.text
-    assert "skipped (a side is empty)" in manifest.summary()
 
 
 A, B, EMPTY = {"a.txt": "one\ntwo\n"}, {"b.txt": "three\n"}, {f"{i}.txt": "" for i in range(7)}
