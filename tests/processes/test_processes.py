@@ -12,7 +12,7 @@ from t2tp.checkpoint import latest
 from t2tp.processes.cluster import connect
 from t2tp.processes.rendezvous import free_port
 from tests.processes import one_process
-from tests.warm_processes import WarmProcess, started, tf_configs
+from tests.warm_processes import WarmProcess, started
 
 pytestmark = pytest.mark.slow
 
@@ -23,44 +23,26 @@ STEPS = 6
 LIMITS = {"HEARTBEAT_SECONDS": 8, "ENDING_SECONDS": 4.0}
 
 
-def by_arguments(number: int) -> list[tuple[dict, dict]]:
-    """Returns the arguments of `connect` and the environment of each process."""
+def places_of(number: int) -> list[dict]:
+    """Returns the arguments of `connect` of each process."""
     coordinator = f"localhost:{free_port()}"
     return [
-        ({"num_processes": number, "process_id": i, "coordinator": coordinator}, {})
+        {"num_processes": number, "process_id": i, "coordinator": coordinator}
         for i in range(number)
     ]
-
-
-def by_tf_config(number: int) -> list[tuple[dict, dict]]:
-    return [({}, environment) for environment in tf_configs(number)]
-
-
-def by_slurm(number: int) -> list[tuple[dict, dict]]:
-    step = {
-        "SLURM_STEP_NUM_TASKS": str(number),
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_ID": str(free_port() - 20_000),
-    }
-    return [({}, {**step, "SLURM_PROCID": str(i)}) for i in range(number)]
 
 
 @pytest.fixture
 def start(tmp_path: Path):
     """Returns a function that starts processes with a scenario and its options.
 
-    A place is the arguments of `connect` and the environment of one process.
+    A place is the arguments of `connect` of one process.
     """
 
-    def run(scenario: str, places: list[tuple[dict, dict]], **options: object):
-        connect = options.pop("connect", {})
-        arguments = [
-            [scenario, json.dumps({"connect": {**given, **connect}, **options})]
-            for given, _ in places
-        ]
-        environments = [environment for _, environment in places]
+    def run(scenario: str, places: list[dict], **options: object):
+        arguments = [[scenario, json.dumps({"connect": place, **options})] for place in places]
         target = "tests.processes.one_process:main"
-        return started(target, arguments, environments, tmp_path / "said")
+        return started(target, arguments, [{} for _ in places], tmp_path / "said")
 
     return run
 
@@ -85,14 +67,11 @@ def alone() -> dict:
     return one_process.train(connect(4), MESH, 2 * STEPS)
 
 
-STARTED = [(2, by_arguments), (2, by_tf_config), (4, by_slurm)]
-
-
-@pytest.mark.parametrize(("number", "places"), STARTED)
-def test_any_number_of_processes_gives_the_numbers_of_one(number, places, start, alone, tmp_path):
+@pytest.mark.parametrize("number", [2, 4])
+def test_any_number_of_processes_gives_the_numbers_of_one(number, start, alone, tmp_path):
     run = {"mesh_shape": MESH, "steps": STEPS, "directory": str(tmp_path / "run")}
     short = one_process.train(connect(4), MESH, STEPS)
-    each = results(start("train", places(number), **run))
+    each = results(start("train", places_of(number), **run))
     for process_id, found in enumerate(each):
         np.testing.assert_allclose(found["losses"], alone["losses"][:STEPS], rtol=1e-6)
         for name in ("y", "hidden"):
@@ -107,14 +86,14 @@ def test_any_number_of_processes_gives_the_numbers_of_one(number, places, start,
 
 
 def test_what_each_says_all_hear_and_a_notice_reaches_everybody(start):
-    heard = results(start("talk", by_arguments(3), processors=3))
+    heard = results(start("talk", places_of(3), processors=3))
     for process_id, found in enumerate(heard):
         said = [[f"{i}: {count}" for i in range(3)] for count in range(3)]
         assert found == {"said": said, "agreed": "by 0", "notice": "from 2"}, process_id
 
 
 def test_a_copy_that_differs_in_another_process_is_named_by_all(start):
-    for each in results(start("replicas", by_arguments(2), mesh_shape="data:4", processors=4)):
+    for each in results(start("replicas", places_of(2), mesh_shape="data:4", processors=4)):
         assert each["before"] == 0
         (said,) = each["found"]
         assert re.match(r"variable 'w' differs on processor 2 \(.*task:1.*\) from .* 0, 1, 3", said)
@@ -122,13 +101,13 @@ def test_a_copy_that_differs_in_another_process_is_named_by_all(start):
 
 def test_one_of_several_processes_does_not_take_their_devices_for_its_own(start):
     """With the device names of a single process, TensorFlow would crash (segmentation fault)."""
-    for said in results(start("connect_alone", by_arguments(2), processors=2)):
+    for said in results(start("connect_alone", places_of(2), processors=2)):
         assert "as in t2tp.Program(..., cluster=cluster)" in said
 
 
 def test_on_one_host_only_this_host_can_connect(start):
     """Only TensorFlow's server listens on all interfaces, and it accepts only loopback clients."""
-    for each in results(start("reach", by_arguments(2), processors=2)):
+    for each in results(start("reach", places_of(2), processors=2)):
         assert set(each["found"]) == {str(each["own"])}
         reached = each["found"][str(each["own"])]
         assert reached.pop("127.0.0.1")
@@ -148,7 +127,7 @@ CASES = [
 
 @pytest.mark.parametrize(("who", "how", "said"), CASES)
 def test_when_a_process_is_lost_the_other_ends_and_says_so(who, how, said, start):
-    places = by_arguments(2)
+    places = places_of(2)
     with start("die", places, mesh_shape=MESH, who=who, how=how, limits=LIMITS) as processes:
         if how != "stop":
             processes[who].wait()
@@ -158,7 +137,7 @@ def test_when_a_process_is_lost_the_other_ends_and_says_so(who, how, said, start
 
 def test_a_processor_that_does_not_come_is_named_with_the_collective(start):
     run = {"mesh_shape": MESH, "who": 1, "how": "hang", "limits": LIMITS, "time_limit": 3}
-    with start("die", by_arguments(2), **run) as (first, second):
+    with start("die", places_of(2), **run) as (first, second):
         last = last_line(first)
         said = (
             r"Processor 0 \(process 0\) waited in the allreduce over mesh axis 'data' that"
@@ -171,14 +150,14 @@ def test_a_processor_that_does_not_come_is_named_with_the_collective(start):
 
 def test_a_processor_that_hangs_is_named_in_a_single_process_too(start):
     run = {"mesh_shape": "data:4", "how": "hang", "time_limit": 3}
-    with start("device", [({}, {})], **run) as (process,):
+    with start("device", [{}], **run) as (process,):
         last = last_line(process)
     said = "Processors 0, 1, 2 waited in the allreduce over .* for processor 3, which did not come"
     assert re.search(said, last), last
 
 
 def test_a_failure_on_a_device_of_one_process_is_told_by_all(start):
-    with start("device", by_arguments(2), mesh_shape="data:4", how="fail") as (first, second):
+    with start("device", places_of(2), mesh_shape="data:4", how="fail") as (first, second):
         last = last_line(first)
         assert re.search("Process 1 of 2 .* failed: InvalidArgumentError: .*on purpose", last), last
         assert second.wait() == 1
@@ -187,5 +166,5 @@ def test_a_failure_on_a_device_of_one_process_is_told_by_all(start):
 
 
 def test_a_mesh_that_the_processes_cannot_share_is_refused(start):
-    with start("train", by_arguments(3)[:1], mesh_shape=MESH, steps=1) as (process,):
+    with start("train", places_of(3)[:1], mesh_shape=MESH, steps=1) as (process,):
         assert "4 processors, which 3 processes cannot share equally" in last_line(process)
