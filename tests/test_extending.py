@@ -1,4 +1,4 @@
-"""Adds an operation, a schedule, a kind of collective, an optimizer and a dimension, as one would.
+"""Adds an operation, a schedule, a kind of collective and a dimension, as one would.
 
 Each has only the code that CONTRIBUTING.md asks for. The engine, reports and plans do the rest.
 """
@@ -20,8 +20,6 @@ from t2tp.mesh.collective_kinds import ALL_TO_ALL, CollectiveKind, one_message
 from t2tp.mesh.dimensions import Declared
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.layout_text import parse_mesh_shape
-from t2tp.optim import apply_gradients
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, subtract
 from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import (
     OneForwardOneBackward,
@@ -202,41 +200,6 @@ def test_a_new_collective_is_in_the_report(monkeypatch):
     )
     assert program.collectives() == {("shift", ("data",)): (1, 2 * 4)}
     assert "shift over data" in str(t2tp.explain(program))
-
-
-class Halving(Optimizer):
-    """Moves every weight by half of its gradient."""
-
-    def updates(self, targets):
-        return [
-            UpdateOperation("half", [t.var], [t.grad], lambda var, g: subtract(var, 0.5 * g))
-            for t in targets
-        ]
-
-
-def test_a_new_optimizer_updates_to_the_same_bits_on_a_mesh(monkeypatch):
-    optimizers = registry._registries["optimizer"]
-    monkeypatch.setattr(optimizers, "_entries", dict(optimizers._entries))
-    registry.register_optimizer(Halving)
-    hparams = registry.hparams("transformer_lm_tiny")
-    hparams.optimizer, hparams.learning_rate_schedule = "halving", "constant"
-    hparams.weight_decay_exclude = ""
-
-    def step(mesh, given):
-        w = mtf.get_variable(mesh, "w", "d_in:32;d_out:32")
-        loss = mtf.reduce_sum(
-            mtf.square(mtf.einsum([given["x"], w], reduced_dims=[w.shape.dims[0]]))
-        )
-        return {"loss": loss, **apply_gradients(loss, mesh, hparams, 1)}
-
-    x = np.random.default_rng(0).normal(size=[16, 32]).astype(np.float32)
-    found = []
-    for mesh_shape in ("", "data:4"):
-        layout = Layout(mesh_shape, "batch:data", exact_sums=8)
-        program = t2tp.Program(step, {"x": t2tp.Feature("batch:16;d_in:32")}, layout=layout)
-        program({"x": x})
-        found.append(program.variables["w"].numpy())
-    assert found[0].tobytes() == found[1].tobytes()
 
 
 def test_a_declared_dimension_is_padded_and_suggested(monkeypatch):
