@@ -36,9 +36,10 @@ def test_every_page_that_the_readme_names_exists():
     assert named and not missing
 
 
-def test_importing_t2tp_is_quick_and_quiet():
-    done = run_code("import t2tp, sys; assert 'tensorflow' not in sys.modules; t2tp.HParams(a=1)")
-    assert (done.stdout, done.stderr) == ("", "")
+def test_importing_t2tp_is_quick_and_quiet_and_its_names_complete():
+    code = "import t2tp, sys; t2tp.HParams(a=1); print(*dir(t2tp))"
+    done = run_code(f"{code}; assert 'tensorflow' not in sys.modules")
+    assert {"Program", "mtf", "plan"} <= set(done.stdout.split()) and done.stderr == ""
 
 
 def test_the_engine_s_example_says_what_the_page_shows(capsys):

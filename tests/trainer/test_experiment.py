@@ -6,14 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from t2tp.checkpoint import all_steps, latest
+from t2tp.checkpoint import all_steps
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.registry import UnknownNameError
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
-from t2tp.trainer.run_dir.run_files import OtherRunError
 from tests.page_blocks import blocks
-from tests.trainer.conftest import PROBLEM, set_flags
+from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_experiment import experiment
 
@@ -33,19 +32,6 @@ def test_it_trains_and_evaluates_when_it_is_time(tmp_path, data_dir):
 
 
 @pytest.mark.slow
-def test_metrics_are_those_of_the_whole_split_on_any_mesh(tmp_path, data_dir):
-    run = experiment(tmp_path, data_dir, "batch_size=64", train_steps=2, eval_steps=-1)
-    metrics = run.train_and_evaluate()
-    other = "batch_size=24,mesh_shape=data:2;model:2"  # Its last batch has empty rows.
-    on_other_mesh = experiment(tmp_path, data_dir, other, eval_steps=0).evaluate()
-    assert on_other_mesh == pytest.approx(metrics, rel=1e-5)
-    text = run.spec.problem.split_text(data_dir, "validation")
-    nll = metrics["bits_per_byte"] * len(text) * math.log(2)
-    tokens = run.spec.problem.check_prepared(data_dir).splits["validation"].tokens
-    assert nll / tokens == pytest.approx(metrics["loss"])
-
-
-@pytest.mark.slow
 def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data_dir):
     runs = [experiment(tmp_path, data_dir, train_steps=1, random_seed=seed) for seed in (0, 0, 1)]
     first, again, other = (np.asarray(run._train_inputs.stream[0]["targets"]) for run in runs)
@@ -54,16 +40,6 @@ def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data
     runs[0].train()
     first, again, other = (run.predict("def ", 8) for run in runs)
     assert first == again != other
-
-
-def test_the_hparams_alone_name_the_mesh(tmp_path, data_dir):
-    """If the hparams name four devices, any config trains on four."""
-    run = experiment(tmp_path, data_dir, "mesh_shape=data:2;model:2", train_steps=1)
-    run.train()
-    assert len(run.estimator.connect().devices) == 4
-    saved = latest(tmp_path / "checkpoints")
-    assert saved is not None and saved.metadata["mesh_shape"] == "data:2;model:2"
-    assert run_files.read(tmp_path).hparams == run.spec.hparams
 
 
 def test_building_and_describing_write_nothing(tmp_path, data_dir):
@@ -112,13 +88,8 @@ def test_directories_may_be_other_ones_in_each_process(tmp_path, data_dir, monke
     assert not flags.keys() & compared.keys()
 
 
-def test_a_run_keeps_its_model_and_its_shape(tmp_path, data_dir):
+def test_a_run_keeps_its_shape(tmp_path, data_dir):
     experiment(tmp_path, data_dir, train_steps=1).train()
-    flags = run_files.read_flags(tmp_path)
-    set_flags(tmp_path, model="other")
-    with pytest.raises(OtherRunError, match="holds a run of model other"):
-        experiment(tmp_path, data_dir)
-    set_flags(tmp_path, model=flags["model"])
     before = (tmp_path / "run.yaml").read_bytes()
     with pytest.raises(CheckpointMismatchError) as error:
         experiment(tmp_path, data_dir, "d_ff=64,learning_rate_constant=0.1").train()

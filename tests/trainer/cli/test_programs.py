@@ -369,11 +369,6 @@ def test_an_error_of_the_user_s_module_shows_the_user_s_lines(call, tmp_path, ki
     assert said[-1].startswith(last)
 
 
-def test_the_names_of_the_package_complete_before_it_is_loaded():
-    done = run_code("import sys, t2tp; print(*dir(t2tp)); assert 'tensorflow' not in sys.modules")
-    assert {"Program", "mtf", "plan"} <= set(done.stdout.split())
-
-
 def test_a_program_starts_by_its_name(capfd):
     command = [sys.executable, "-m", "t2tp"]
     assert subprocess.run([*command, "t2tp_bleu", "--version"]).returncode == 0

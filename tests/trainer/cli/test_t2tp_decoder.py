@@ -25,24 +25,6 @@ def texts(tmp_path_factory) -> Run:
 
 
 @pytest.mark.slow
-def test_a_file_is_decoded_in_its_order_whatever_the_batches(pairs, tmp_path):
-    options = "beam_size=2,extra_length=5"
-    found = pairs.decoded(tmp_path, SOURCES, options)
-    assert len(found) == len(SOURCES)
-    alone = [pairs.decoded(tmp_path, [line], f"{options},batch_size=1")[0] for line in SOURCES[1:3]]
-    assert found[1:3] == alone
-
-
-@pytest.mark.slow
-def test_beams_are_written_with_their_scores(pairs, tmp_path):
-    options = "beam_size=3,extra_length=5,return_beams=true,write_beam_scores=true"
-    for line in pairs.decoded(tmp_path, SOURCES[:2], options):
-        fields = line.split("\t")
-        scores = [float(field) for field in fields[1::2]]
-        assert scores == sorted(scores, reverse=True) and len(fields) == 2 * len(scores)
-
-
-@pytest.mark.slow
 def test_results_begin_as_they_are_told(pairs, tmp_path, capsys):
     # Without a beginning, an untrained model may decode the same text, but not with the same score.
     options = "beam_size=1,extra_length=5,write_beam_scores=true"

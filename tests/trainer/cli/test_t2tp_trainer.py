@@ -56,18 +56,6 @@ def test_a_longer_run_says_how_its_learning_rate_changes(caplog):
     assert "from 0.001 to 0.0005; --hparams=learning_rate_warmup_steps=1 keeps" in said
 
 
-def test_a_run_remembers_its_flags(trainer, trained, capfd):
-    forgotten = dict.fromkeys(("problem", "model", "hparams_set", "train_steps"))
-    assert trainer(schedule="evaluate", **forgotten) == 0
-    assert "in the saved run" not in capfd.readouterr().err  # Nothing has changed.
-    assert sorted(read_scalars(trained / "eval")["loss"]) == [2]
-    flags = run_files.read_flags(trained)
-    assert (flags["random_seed"], flags["hparams_set"]) == (5, "transformer_lm_test")
-    assert trainer(schedule="train", **{**forgotten, "train_steps": 3}) == 0
-    flags = run_files.read_flags(trained)
-    assert (flags["random_seed"], flags["train_steps"]) == (5, 3)
-
-
 def test_evaluations_stop_a_training(trainer, tmp_path):
     stopping = {"eval_early_stopping_steps": 2, "eval_early_stopping_metric_delta": 9}
     assert trainer(train_steps=20, local_eval_frequency=1, **stopping) == 0

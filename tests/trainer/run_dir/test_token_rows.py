@@ -20,7 +20,7 @@ from t2tp.trainer.cli import programs
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_saver import RunSaver
 from t2tp.trainer.run_dir.token_rows import TokenRows, rows_between
-from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
+from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files
 from tests.checkpoint.samples import values_in
 from tests.huggingface import our_models
 from tests.huggingface.tiny_files import END, write_tiny_gpt2
@@ -42,14 +42,13 @@ class Texts(CharacterVocabulary):
 
 
 def tables(layout: Layout, seed: int, size: int) -> Variables:
-    """Creates an embedding, its transpose and a bias, each with an optimizer slot."""
+    """Creates an embedding, its transpose and a bias."""
     vocab, d_model = mtf.Dimension("vocab", int(size)), mtf.Dimension("d_model", 6)
     made = Variables(layout, connect(layout.size), seed)
     for name, dims in {"table": [vocab, d_model], "head": [d_model, vocab], "b": [vocab]}.items():
         normal = tf1.random_normal_initializer()
         shape = layout.at_rest(mtf.Shape(dims))
         made.create(VariableSpec(name, shape, tf.float32, normal, trainable=True))
-        made.create(VariableSpec(f"{name}/adam_v", shape, tf.float32, normal, trainable=False))
     return made
 
 
@@ -96,31 +95,6 @@ def test_each_row_is_where_its_text_is(tmp_path, seed):
     same.load(saved, "table", other)
     kept = len(there) + min(extra[0], 3)
     np.testing.assert_array_equal(other.numpy()[:kept], old["table"].numpy()[:kept])
-
-
-@pytest.mark.parametrize("mesh", MESHES)
-def test_permuted_and_permuted_back_tables_and_slots_are_the_same_bits(tmp_path, mesh):
-    texts = [bytes([65 + n]) for n in range(20)]
-    there, here = Texts(texts), Texts(texts[7:] + texts[:7])
-    layouts = [Layout(), Layout(*mesh), Layout("data:2", "d_model:data")]
-    runs = [tables(layout, seed, 23) for seed, layout in enumerate(layouts)]
-    vocabularies = [there, here, there]
-    for number, (layout, made) in enumerate(zip(layouts, runs, strict=True)):
-        if number:
-            rows = TokenRows.between(*vocabularies[number - 1 : number + 1])
-            source = WarmStart(str(tmp_path / str(number - 1)))
-            table, step = warm_start(source, made, (rows, ""), with_optimizer=True)
-            assert step == 7 and "the step and 3 optimizer variables loaded" in table
-        checkpoints = tmp_path / str(number) / "checkpoints"
-        with RunSaver(checkpoints, made, Retention(1), metadata_of(made, layout)) as saver:
-            saver.save(7)
-    for variable in runs[0]:
-        name, size = variable.spec.name, len(there)
-        was, moved, now = (
-            np.moveaxis(each[name].numpy(), -1 if "head" in name else 0, 0)[:size] for each in runs
-        )
-        np.testing.assert_array_equal(now, was)
-        np.testing.assert_array_equal(moved[3:], np.roll(was[3:], -7, axis=0))
 
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "a brown dog jumps over the quick cat"]
