@@ -1,4 +1,4 @@
-"""Fixtures: the data of the tiny problem, a trained run, databases and programs."""
+"""Fixtures: the data of the tiny problem, trained runs, databases and programs."""
 
 import shutil
 import uuid
@@ -14,8 +14,10 @@ from t2tp.trainer.search.study import sqlite_address
 from tests.trainer import (
     postgresql,
     tiny_problem,  # noqa: F401 (registers problems)
+    toy,
 )
 from tests.trainer.command import call
+from tests.trainer.toy_estimator import estimator
 
 PROBLEM = "languagemodel_encodings"
 NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
@@ -25,6 +27,17 @@ def set_flags(run: Path, **flags: object) -> None:
     """Changes flags in a run's file."""
     saved = run_files.read(run)
     run_files.write(run, saved.hparams, saved.flags | flags)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trains the toy model for ten steps, and saves the steps 4, 8 and 10.
+
+    Tests must not change the returned directory.
+    """
+    directory = tmp_path_factory.mktemp("toy") / "run"
+    estimator(directory).train(toy.inputs(), 10)
+    return directory
 
 
 @pytest.fixture(scope="session")

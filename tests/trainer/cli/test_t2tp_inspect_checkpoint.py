@@ -3,7 +3,6 @@
 import shutil
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from t2tp.checkpoint import Slice, save
@@ -14,18 +13,10 @@ from tests.trainer.toy_estimator import estimator
 PROGRAM = "t2tp_inspect_checkpoint"
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Trains a run with checkpoints of the steps 4 and 8."""
-    directory = tmp_path_factory.mktemp("inspected") / "run"
-    estimator(directory).train(toy.inputs(), 8)
-    return directory
-
-
-def test_it_shows_the_variables_and_how_they_lay(run, capsys):
-    assert call(PROGRAM, run) == 0
+def test_it_shows_the_variables_and_how_they_lay(trained_run, capsys):
+    assert call(PROGRAM, trained_run) == 0
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{run}/checkpoints/step-00000008: step 8, saved 20")
+    assert first.startswith(f"{trained_run}/checkpoints/step-00000010: step 10, saved 20")
     assert first.endswith("mesh data:2;model:2, layout batch:data;d_out:model")
     assert [line.split("  ")[0] for line in lines if line][-2:] == [
         "trainable: 1 variables, 24 numbers, 96 bytes",
@@ -45,13 +36,13 @@ def test_what_does_not_say_its_dimensions_is_shown_too(tmp_path, capsys):
     assert lines[-1] == "variables: 1 variables, 6 numbers, 12 bytes"
 
 
-def test_two_that_are_the_same_on_any_mesh(run, tmp_path, capsys):
-    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
-    estimator(tmp_path, "one device").train(toy.inputs(), 9)
-    shutil.copytree(run / "checkpoints/step-00000008", tmp_path / "copy")
-    assert call(PROGRAM, run, tmp_path / "copy") == 0
+def test_two_that_are_the_same_on_any_mesh(trained_run, tmp_path, capsys):
+    shutil.copytree(trained_run / "checkpoints", tmp_path / "checkpoints")
+    estimator(tmp_path, "one device").train(toy.inputs(), 11)
+    shutil.copytree(trained_run / "checkpoints/step-00000010", tmp_path / "copy")
+    assert call(PROGRAM, trained_run, tmp_path / "copy") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "the same: 2 variables"
-    assert call(PROGRAM, run, tmp_path) == 1
+    assert call(PROGRAM, trained_run, tmp_path) == 1
     assert capsys.readouterr().out.count("24 of 24 values differ") == 2
 
 
@@ -87,11 +78,11 @@ def test_in_what_two_differ(tmp_path, capsys):
     ]
 
 
-def test_a_damaged_one_is_a_sentence(run, tmp_path, capsys):
-    shutil.copytree(run / "checkpoints/step-00000008", tmp_path / "damaged")
+def test_a_damaged_one_is_a_sentence(trained_run, tmp_path, capsys):
+    shutil.copytree(trained_run / "checkpoints/step-00000010", tmp_path / "damaged")
     data = tmp_path / "damaged/variables.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1] + b"x")
-    said = refused(capsys, PROGRAM, run, tmp_path / "damaged")
+    said = refused(capsys, PROGRAM, trained_run, tmp_path / "damaged")
     assert f"The checkpoint {tmp_path}/damaged is damaged" in said
     missing = f"{tmp_path}/none does not exist: name a checkpoint's directory, or a run's\n"
     assert refused(capsys, PROGRAM, tmp_path / "none") == f"{PROGRAM}: {missing}"

@@ -1,4 +1,4 @@
-"""A run of the toy model that many tests inspect, damage or resume."""
+"""A run of the toy model that tests damage or resume, and a store."""
 
 import shutil
 from pathlib import Path
@@ -6,16 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.store_server import _server, server  # noqa: F401
-from tests.trainer import toy
-from tests.trainer.toy_estimator import estimator
-
-
-@pytest.fixture(scope="session")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trains ten steps, saved at 4, 8 and 10; tests must not change the returned directory."""
-    directory = tmp_path_factory.mktemp("toy") / "run"
-    estimator(directory).train(toy.inputs(), 10)
-    return directory
 
 
 @pytest.fixture
