@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from typing import Any, Literal
 
 import pytest
@@ -13,11 +11,11 @@ from hypothesis import strategies as st
 
 from t2tp import typed_files
 from t2tp.huggingface.safetensors_file import create
-from t2tp.trainer.cli import programs
 from t2tp.trainer.run_dir import huggingface_files
 from t2tp.typed_files import InvalidFileError
-from tests.files import STRANGE, limit_files, places, with_value
+from tests.files import STRANGE, files_of_at_most, places, with_value
 from tests.huggingface.tiny_files import CHAT_TEMPLATE, END, write_tiny_llama
+from tests.trainer.command import call
 
 pytest.importorskip("safetensors", reason="pip install -e '.[text]'")
 
@@ -45,7 +43,7 @@ def run(model):
 
 
 def convert(source, run):
-    return programs.t2tp_convert(["t2tp_convert", f"--from_hf={source}", f"--output_dir={run}"])
+    return call("t2tp_convert", from_hf=source, output_dir=run)
 
 
 def check_is_refused(code, capsys, name):
@@ -170,15 +168,9 @@ def test_the_space_of_tensors_is_reserved_before_they_are_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path):
-    flags = [f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}"]
-    command = "import sys; from t2tp.trainer.cli import programs; sys.exit(programs.t2tp_convert())"
-    done = subprocess.run(
-        [sys.executable, "-c", command, *flags],
-        preexec_fn=lambda: limit_files(20_000),  # larger than any of the other files
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert (run / "checkpoints").exists() and done.returncode == 2, done.stderr
-    assert "model.safetensors" in done.stderr.strip().splitlines()[-1]
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path, capsys):
+    with files_of_at_most(20_000):  # larger than any of the other files
+        assert call("t2tp_convert", to_hf=tmp_path / "back", output_dir=run) == 2
+    assert (run / "checkpoints").exists()
+    assert "model.safetensors" in capsys.readouterr().err.strip().splitlines()[-1]
     assert not list(tmp_path.iterdir())

@@ -58,12 +58,9 @@ def seal_data(directory):
         if name.endswith((".checks", ".json")) and isinstance(state, dict):
             made = FileState.from_file(directory / name) if (directory / name).is_file() else None
             state.update(vars(made) if made else {})
-    fields["checksum"] = manifest._checksum(without(fields))
+    fields.pop("checksum", None)
+    fields["checksum"] = manifest._checksum(fields)
     path.write_text(json.dumps(fields))
-
-
-def without(fields):
-    return {name: value for name, value in fields.items() if name != "checksum"}
 
 
 @pytest.fixture

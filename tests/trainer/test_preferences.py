@@ -12,7 +12,6 @@ import t2tp.hparams  # noqa: F401 (registers sets)
 from t2tp import problems, registry
 from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.metrics import compute, possible
-from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.hooks.hook import Hook
@@ -20,6 +19,7 @@ from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_spec import RunSpec
 from tests.huggingface.tiny_files import END, write_tiny_llama
+from tests.trainer.command import call
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
 STEPS, BATCH, LENGTH = 20, 4, 64
@@ -54,9 +54,7 @@ def base(tmp_path_factory):
     directory = tmp_path_factory.mktemp("base")
     write_tiny_llama(directory / "hf", bos_token_id=0, eos_token_id=0, num_hidden_layers=2)
     run = directory / "run"
-    assert (
-        t2tp_convert(["t2tp_convert", f"--from_hf={directory / 'hf'}", f"--output_dir={run}"]) == 0
-    )
+    assert call("t2tp_convert", from_hf=directory / "hf", output_dir=run) == 0
     return run
 
 

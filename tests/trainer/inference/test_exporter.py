@@ -10,6 +10,7 @@ import pytest
 
 from t2tp.trainer.cli.programs import t2tp_exporter as exporter
 from tests.page_blocks import DOCS, blocks
+from tests.trainer.command import refused
 from tests.trainer.trained_runs import PAIRS, TEXTS, Run, train
 from tests.warm_processes import WarmProcess
 
@@ -152,7 +153,6 @@ def test_a_classifier_answers_with_classes(ask, tmp_path):
 
 
 def test_nothing_is_exported_of_a_directory_without_a_run(tmp_path, capsys):
-    flags = [f"--output_dir={tmp_path}", f"--data_dir={tmp_path}"]
-    assert exporter(["t2tp_exporter", *flags]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    said = refused(capsys, "t2tp_exporter", output_dir=tmp_path, data_dir=tmp_path)
+    assert "holds no run" in said
     assert not list(tmp_path.iterdir())

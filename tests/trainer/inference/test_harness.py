@@ -9,7 +9,7 @@ import pytest
 from harness_tasks import NAMES, write_tasks
 
 from t2tp.decoding.scoring import Score
-from t2tp.trainer.cli.programs import t2tp_convert, t2tp_eval, t2tp_launch
+from t2tp.trainer.cli.programs import t2tp_eval, t2tp_launch
 from tests.huggingface import tiny_files
 from tests.trainer.command import call
 from tests.trainer.hooks.events import read_scalars
@@ -58,8 +58,7 @@ def model(kind, tmp_path_factory) -> Path:
         tokens["bos_token"] = "!"
     tokens["chat_template"] = tiny_files.CHAT_TEMPLATE
     (directory / "hf/tokenizer_config.json").write_text(json.dumps(tokens))
-    flags = [f"--from_hf={directory / 'hf'}", f"--output_dir={directory / 'run'}"]
-    assert t2tp_convert(["t2tp_convert", *flags]) == 0
+    assert call("t2tp_convert", from_hf=directory / "hf", output_dir=directory / "run") == 0
     return directory
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from t2tp import problems, registry
 from t2tp.problems.algorithmic import AlgorithmicProblem
-from t2tp.trainer.cli.programs import PROGRAMS
-from t2tp.trainer.cli.run_program import run_program
 from t2tp.trainer.run_dir import run_files
 from tests.files import files_in
+from tests.trainer.command import call
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_pairs import TranslateUpperCase
@@ -110,10 +109,9 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     named = {"schedule": "evaluate", "output_dir": elsewhere, "checkpoint_path": run}
     assert trainer(**flags | named) == 2
     assert OTHER_DATA in capfd.readouterr().err
-    reading = [f"--output_dir={run}", f"--data_dir={tmp_path / 'other'}"]
-    reading.append(f"--t2t_usr_dir={flags['t2t_usr_dir']}")
-    programs = {"t2tp_eval": [], "t2tp_decoder": ["--split=validation"], "t2tp_exporter": []}
-    for name, more in programs.items():
-        assert run_program(PROGRAMS[name], [name, *reading, *more]) == 2
+    reading = {name: flags[name] for name in ("data_dir", "t2t_usr_dir")} | {"output_dir": run}
+    splits = {"t2tp_eval": None, "t2tp_decoder": "validation", "t2tp_exporter": None}
+    for program, split in splits.items():
+        assert call(program, **reading, split=split) == 2
         assert OTHER_DATA in capfd.readouterr().err.splitlines()[-1]
     assert not elsewhere.exists() and not (run / "export").exists()

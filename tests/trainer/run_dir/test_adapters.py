@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from t2tp.building.adapters import DOWN, UP
-from t2tp.trainer.cli.programs import t2tp_avg_checkpoints, t2tp_eval, t2tp_trainer
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.checkpoint.samples import values_in
 from tests.trainer import (
     tiny_problem,  # noqa: F401 (registers problems)
     trained_runs,
 )
+from tests.trainer.command import call
 
 LORA = (
     "lora_rank=2,lora_targets=[query,value,feed_forward],learning_rate_schedule=constant,"
@@ -35,8 +35,7 @@ def base(tmp_path_factory):
 def train(base, output_dir, steps, **flags):
     """Trains adapters of the base; returns the exit code."""
     given = {"problem": base.problem, "warm_start_from": base.output_dir, **SETTINGS, **flags}
-    flags = base.flags(output_dir=output_dir, train_steps=steps, **given)
-    return t2tp_trainer(["t2tp_trainer", *flags])
+    return call("t2tp_trainer", *base.flags(output_dir=output_dir, train_steps=steps, **given))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_a_resumed_run_finds_its_base_and_goes_on_as_if_never_stopped(run, base,
     assert train(base, resumed, 2) == 0
     mesh = {"schedule": "train", "mesh_shape": "data:2;model:2"}
     no_warm_start = base.flags(output_dir=resumed, train_steps=4, **mesh)
-    assert t2tp_trainer(["t2tp_trainer", *no_warm_start]) == 0
+    assert call("t2tp_trainer", *no_warm_start) == 0
     wanted, given = contents(run), contents(resumed)
     assert wanted.keys() == given.keys()
     for name, value in wanted.items():
@@ -83,7 +82,7 @@ def test_a_resumed_run_finds_its_base_and_goes_on_as_if_never_stopped(run, base,
 
 def evaluated(capfd, base, output_dir) -> str:
     capfd.readouterr()
-    assert t2tp_eval(["t2tp_eval", *base.flags(output_dir=output_dir, eval_steps=1)]) == 0
+    assert call("t2tp_eval", *base.flags(output_dir=output_dir, eval_steps=1)) == 0
     return capfd.readouterr().out
 
 
@@ -96,8 +95,8 @@ def test_evaluation_and_decoding_use_base_and_adapters(run, base, capfd, tmp_pat
     files = {"decode_from_file": prompts, "decode_to_file": output}
     assert base.decode(output_dir=run, decode_hparams="extra_length=4", **files) == 0
     averaged = tmp_path / "averaged"
-    flags = [f"--output_path={averaged}", f"--output_dir={run}", "--num_last_checkpoints=1"]
-    assert t2tp_avg_checkpoints(["t2tp_avg_checkpoints", *flags]) == 0
+    one = {"num_last_checkpoints": 1, "output_path": averaged}
+    assert call("t2tp_avg_checkpoints", output_dir=run, **one) == 0
     assert evaluated(capfd, base, averaged).split("loss")[1] == of_run.split("loss")[1]
 
 

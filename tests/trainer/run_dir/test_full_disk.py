@@ -4,7 +4,6 @@ import pytest
 
 from t2tp.checkpoint import all_steps
 from t2tp.hparam import HParams
-from t2tp.trainer.cli.programs import t2tp_exporter
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.json_log import JsonLog
@@ -12,6 +11,7 @@ from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 from tests.files import files_of_at_most
+from tests.trainer.command import call
 
 
 def write_events(directory):
@@ -45,9 +45,8 @@ def test_what_cannot_be_written_is_named_in_a_sentence(tmp_path, name):
 
 @pytest.mark.slow
 def test_an_export_that_does_not_fit_is_not_blamed_on_the_hparams(trained, data_dir, capfd):
-    command = ["t2tp_exporter", f"--output_dir={trained}", f"--data_dir={data_dir}"]
     with files_of_at_most(20_000):
-        assert t2tp_exporter(command) == 2
+        assert call("t2tp_exporter", output_dir=trained, data_dir=data_dir) == 2
     said = capfd.readouterr().err.splitlines()[-1]
     assert "File too large" in said and f"{trained}/export" in said and "hparams" not in said
     assert not [path for path in (trained / "export").iterdir() if path.is_dir()]

@@ -11,6 +11,7 @@ import pytest
 from t2tp.checkpoint import Checkpoint
 from t2tp.trainer.cli import programs
 from tests.store_server import SECRET, StoreServer
+from tests.trainer.command import call
 from tests.trainer.small_run import flags
 from tests.warm_processes import WarmProcess, ended, started, tf_configs
 from tools.page_commands import commands
@@ -112,13 +113,11 @@ def test_the_page_s_commands_work_and_none_keeps_credentials(server, tmp_path, m
         assert getattr(programs, name)(program) == 0
     said = capfd.readouterr()
     assert '{"checkpoint": "s3://bucket/run/checkpoints/step-00000002", "step": 2' in said.out
-    average = ["--output_dir=s3://bucket/run", "--num_last_checkpoints=2"]
-    average = ["t2tp_avg_checkpoints", *average, "--output_path=s3://bucket/average"]
-    assert programs.t2tp_avg_checkpoints(average) == 0
-    compared = ["t2tp_inspect_checkpoint", "s3://bucket/average", "s3://bucket/run"]
-    assert programs.t2tp_inspect_checkpoint(compared) == 1
-    again = ["t2tp_trainer", "--config=s3://bucket/run/run.yaml", "--output_dir=s3://bucket/again"]
-    assert programs.t2tp_trainer([*again, "--train_steps=1"]) == 0
+    run, average, again = (f"s3://bucket/{name}" for name in ("run", "average", "again"))
+    two = {"num_last_checkpoints": 2, "output_path": average}
+    assert call("t2tp_avg_checkpoints", output_dir=run, **two) == 0
+    assert call("t2tp_inspect_checkpoint", average, run) == 1
+    assert call("t2tp_trainer", config=f"{run}/run.yaml", output_dir=again, train_steps=1) == 0
     said_last = capfd.readouterr()
     contents = [each.encode() for each in (*said, *said_last)]
     contents += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
