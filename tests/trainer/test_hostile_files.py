@@ -201,16 +201,6 @@ def test_a_large_model_of_a_small_checkpoint_is_not_built(trained, data_dir, cap
     assert "has far more" in capfd.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "deep objects", "binary", "a directory"])
-@pytest.mark.parametrize("name", ["FINISHED", "metadata.json", "variables.index"])
-def test_strange_files_of_a_checkpoint_are_refused(trained, kind, name):
-    path = trained / "checkpoints/step-00000001" / name
-    path.unlink()
-    STRANGE[kind](path)
-    with pytest.raises(checkpoint.UnusableCheckpointError, match=name):
-        checkpoint.Checkpoint(path.parent)
-
-
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "deep objects", "binary", "large"])
 @pytest.mark.parametrize("name", ["manifest.json", "*.checks", "vocabulary.*", "*.targets"])
 def test_strange_files_of_data_are_refused(data, kind, name):
