@@ -308,8 +308,8 @@ class Layout:
         """
         if dim_name not in self._axis_of:
             parts = self._parts_of(dim_name)
-            axis = self.axes.shape.dims[self.axes.index(parts)] if parts else None
-            self._axis_of[dim_name] = axis
+            axis = self.axes.index(parts) if parts else None
+            self._axis_of[dim_name] = None if axis is None else self.axes.shape.dims[axis]
         return self._axis_of[dim_name]
 
     def axes_of(self, dim_name: str) -> list[upstream.Dimension]:

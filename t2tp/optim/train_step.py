@@ -72,11 +72,11 @@ def train_step(
 def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
     """Returns each stage's measured idle share and their mean, by name."""
     (stages,) = of_stages.shape.dims
-    shares = {
-        f"pipeline_idle_share_stage_{number}": share
-        for number, share in enumerate(mtf.unstack(of_stages, stages))
-    }
-    return {"pipeline_idle_share": mtf.reduce_mean(of_stages), **shares}
+    shares = {"pipeline_idle_share": mtf.reduce_mean(of_stages)}
+    for number in range(stages.size):
+        one = mtf.slice(of_stages, number, 1, stages.name)
+        shares[f"pipeline_idle_share_stage_{number}"] = mtf.reshape(one, [])
+    return shares
 
 
 def apply_gradients(
