@@ -29,19 +29,12 @@ def test_a_loss_is_beyond_15_percent_and_the_spread_of_both(now, is_loss):
     assert change.is_loss is is_loss
 
 
-def test_what_was_not_measured_is_said_and_is_no_loss():
-    (change,) = check.compare(
-        {PEER: Ratio(0.8, 0.05)}, {PEER._replace(case="else"): Ratio(2.0, 0.0)}
-    )
-    assert not change.is_loss
-    assert check.report([change]) == "not measured  step, 1x1, peer (was 0.80)"
-
-
 def test_a_peer_that_is_gone_from_a_group_that_was_measured_fails():
     baseline = {PEER: Ratio(0.8, 0.05), PEER._replace(group="2x1"): Ratio(0.8, 0.05)}
     gone, elsewhere = check.compare(baseline, {ANOTHER: Ratio(0.5, 0.0)})
     assert gone.is_gone and not elsewhere.is_gone
     assert check.report([gone]) == "GONE          step, 1x1, peer (was 0.80)"
+    assert check.report([elsewhere]) == "not measured  step, 2x1, peer (was 0.80)"
 
 
 def test_only_other_people_s_programs_count():

@@ -29,18 +29,6 @@ def test_the_spread_of_a_ratio_is_half_the_distance_of_its_quartiles():
     assert ratio.spread == pytest.approx(0.25)
 
 
-TEMPLATE = """a
-
-{{headline}}
-
-{{chart}}
-
-{{table training_step}}
-
-{{conditions training_step}}
-"""
-
-
 def test_the_page_is_what_the_stored_results_give():
     made = report.page(report.TEMPLATE.read_text("utf-8"), load_processors(report.RESULTS))
     assert report.PAGE.read_text("utf-8") == made, "run `python benchmarks/report.py`"

@@ -109,12 +109,6 @@ def test_processors_have_colours_of_their_own(mesh_shape):
     assert len({colour(layout, pnum) for pnum in range(layout.size)}) == layout.size
 
 
-def test_diagrams_are_described_in_words():
-    drawn = render_svg(sliced("data:2;model:2", "rows:data", ("rows", 4), ("columns", 2)))
-    words = "[rows=4/data, columns=2]; each part is on 2 of 4"
-    assert f'aria-label="{words}"' in drawn
-
-
 def test_names_are_escaped():
     dim = mtf.Dimension('a<b>&"c', 4)
     program = AbstractProgram(

@@ -127,7 +127,6 @@ REFUSED = {
         "storage": Storage(1, "data+stage"),
     },
     "storage_layout: the processors of": {"storage": Storage(1, rules="d_model:stage")},
-    "did you mean.*zero_bubble": {"pipeline": Pipeline("zero_buble")},
 }
 
 

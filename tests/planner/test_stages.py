@@ -41,13 +41,6 @@ CASES = {
         "zero_stage": 3,
     },
 }
-# Idle fractions if all entries take equally long, with s stages, m microbatches and v chunks.
-FORMULAS = {
-    "gpipe": lambda s, m, v: (s - 1) / (m + s - 1),
-    "1f1b": lambda s, m, v: (s - 1) / (m + s - 1),
-    "interleaved": lambda s, m, v: (s - 1) / (v * m + s - 1),
-    "zero_bubble": lambda s, m, v: (s - 1) / (3 * m + s - 1),
-}
 
 
 def wanted(**values):
@@ -125,33 +118,32 @@ def test_a_model_with_two_stacks_passes_the_stages_twice():
     assert collectives(staged, made) == made.program(hparams).collectives()
 
 
-@pytest.mark.parametrize("schedule", FORMULAS)
-@pytest.mark.parametrize("microbatches", [8, 100])
-def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, microbatches):
-    stages, chunks = 4, 2 if schedule == "interleaved" else 1
-    table = Table(schedule, stages, microbatches, chunks)
-    # A backward pass that is not split takes the time of both of its parts.
-    backward = 1.0 if table.splits_backward else 2.0
-    seconds = {Action.FORWARD: 1.0, Action.BACKWARD: backward, Action.WEIGHTS: 1.0}
-    entries = {(action, chunk): seconds[action] for action in Action for chunk in range(chunks)}
-    timing = table.run([entries] * stages, [0.0] * chunks)
-    assert timing.idle_share == pytest.approx(FORMULAS[schedule](stages, microbatches, chunks))
+TABLES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)]
 
 
-@pytest.mark.parametrize("schedule", FORMULAS)
-def test_a_long_table_follows_from_short_ones(schedule):
+@pytest.mark.parametrize(("schedule", "chunks"), TABLES)
+def test_a_long_table_follows_from_short_ones(schedule, chunks):
     """The stages take different seconds. Their saved activations are compared, too."""
     seconds = [(1.0, 2.0, 1.5), (1.0, 1.0, 1.5), (2.0, 2.0, 1.0)]
-    whole = make_schedule(schedule, 3, 41)
-    table = Table(schedule, 3, 41)
+    whole = make_schedule(schedule, 3, 41, chunks)
+    table = Table(schedule, 3, 41, chunks)
     assert table.short[0].microbatches < 41
-    entries = [{(action, 0): x for action, x in zip(Action, each, strict=True)} for each in seconds]
-    timing = table.run(entries, [0.0])
-    end, busy = whole.simulate(lambda stage, entry: entries[stage][entry.action, 0])
+    entries = [
+        {
+            (action, chunk): x
+            for action, x in zip(Action, each, strict=True)
+            for chunk in range(chunks)
+        }
+        for each in seconds
+    ]
+    timing = table.run(entries, [0.0] * chunks)
+    end, busy = whole.simulate(lambda stage, entry: entries[stage][entry.action, entry.chunk])
     assert timing.seconds == pytest.approx(end)
     assert timing.busy == pytest.approx(busy)
-    assert table.kept([[1.0]] * 3) == whole.alive()
-    assert timing.sends[1] == {(Action.FORWARD, 0): 41, (Action.BACKWARD, 0): 41}
+    assert timing.idle_share == pytest.approx(1 - sum(busy) / (3 * end))
+    assert table.kept([[1.0] * chunks] * 3) == whole.alive()
+    both_ways = (Action.FORWARD, Action.BACKWARD)
+    assert timing.sends[1] == {(way, chunk): 41 for way in both_ways for chunk in range(chunks)}
 
 
 def test_a_message_holds_up_its_sender_and_its_receiver():
@@ -226,7 +218,6 @@ def test_a_table_of_ones_own_is_planned(tmp_path):
 REFUSED = [
     ({"num_hidden_layers": 2}, "makes 4 stages"),
     ({"num_hidden_layers": 4, "pipeline_layers": "1,1"}, "pipeline_layers"),
-    ({"num_hidden_layers": 4, "pipeline_schedule": "1f1c"}, "did you mean 1f1b"),
 ]
 
 
