@@ -9,7 +9,7 @@ import t2tp
 from t2tp import mtf
 from tests.lowering import oracle
 
-BATCH, D, E = mtf.Dimension("batch", 8), mtf.Dimension("d", 4), mtf.Dimension("e", 4)
+BATCH, D = mtf.Dimension("batch", 8), mtf.Dimension("d", 4)
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 MESHES = ["", "data:2", "data:2;model:2", "data:2;model:2;third:2"]
 LAYOUT = "batch:data;d:model"
@@ -24,29 +24,6 @@ def program_of_rows(step, mesh_shape):
     """Returns a program that is fed an integer per row."""
     features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
     return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=LAYOUT)
-
-
-def power_step(mesh, features):
-    """Runs a loop whose variable and condition are sums over split dimensions."""
-    w = mtf.import_tf_tensor(mesh, np.eye(4, dtype=np.float32) * 0.5, mtf.Shape([D, E]))
-
-    def condition(i, x):
-        return mtf.logical_and(mtf.less(i, 10), mtf.greater(mtf.reduce_sum(mtf.square(x)), 0.5))
-
-    def body(i, x):
-        y = mtf.einsum([x, w], [BATCH, E])
-        return [i + 1, mtf.rename_dimension(y, "e", "d")]
-
-    i, x = mtf.while_loop(condition, body, [mtf.constant(mesh, 0, dtype=tf.int32), features["x"]])
-    return {"i": i, "x": x}
-
-
-@pytest.mark.parametrize("mesh_shape", MESHES)
-def test_loop_variables_are_reduced_in_each_iteration(mesh_shape):
-    _, values = run(power_step, mesh_shape)
-    halvings = next(n for n in range(10) if (np.square(X) / 4**n).sum() <= 0.5)
-    assert values["i"] == halvings
-    np.testing.assert_allclose(values["x"], X / 2**halvings, rtol=1e-6)
 
 
 def microbatch_step(mesh, features):

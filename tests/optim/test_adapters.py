@@ -72,13 +72,6 @@ def test_any_layout_trains_the_same_adapters(family, mesh, stage, changes):
 
 
 @pytest.mark.slow
-def test_the_first_loss_is_that_of_the_base():
-    base = make("moe", lora_rank=0)(FAMILIES["moe"].batch())
-    with_adapters = make("moe")(FAMILIES["moe"].batch())
-    assert float(with_adapters["loss"]) == float(base["loss"])
-
-
-@pytest.mark.slow
 def test_dropout_is_of_the_inputs_of_adapters_in_training_alone():
     first, second = (make("lm", lora_dropout=rate)(FAMILIES["lm"].batch()) for rate in (0.0, 0.4))
     assert float(first["loss"]) == float(second["loss"])  # B is 0; only A's input has dropout
@@ -199,7 +192,6 @@ def test_frozen_weights_are_kept_in_the_dtype_that_they_are_read_in():
     assert dtypes["final/norm_scale"] == dtypes[f"layer_00/attention/q{DOWN}"] == tf.float32
     batch = FAMILIES["lm"].batch()
     assert float(first(batch)["loss"]) == float(second(batch)["loss"])
-    assert [float(first(batch)["loss"]) for _ in range(4)][-1] < float(second(batch, 0)["loss"]) + 1
 
 
 REFUSED = [

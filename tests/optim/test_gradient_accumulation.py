@@ -22,13 +22,6 @@ def program_of(mesh_shape="", **values):
     return t2tp.Program(step, small_lm.FEATURES, mesh_shape=mesh_shape, layout=hparams.layout)
 
 
-def test_gradients_are_summed_over_the_mesh_once():
-    once, accumulated = (program_of("data:2", microbatches=n).collective_log() for n in (1, 4))
-    assert {c.times for c in accumulated} == {1}
-    # The addition to gradients and metrics is the weight of the loss.
-    assert sum(c.bytes for c in accumulated) <= sum(c.bytes for c in once) + 16
-
-
 @pytest.mark.parametrize("mesh_shape", ["data:2", "stage:2;data:2"])
 def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
     """A gradient of more than 1 MiB is not reduced together with others."""

@@ -22,7 +22,7 @@ CASES = [
     ("lm", {}, 4, "three axes"),
     ("lm", {"recompute": "layer"}, 2, "data"),
     ("lm", LOCAL, 4, "data"),
-    ("masked", {}, 4, "data"),
+    ("masked", {}, 4, "three axes"),
     ("moe", {}, 8, "one device"),
     ("moe", {}, 2, "experts of their own axis"),
     # Two rows form a group of experts.

@@ -31,9 +31,6 @@ keras = tf.keras.optimizers
 MOMENTUM = {"optimizer": "sgd", "learning_rate_constant": 0.05, "optimizer_momentum": 0.9}
 # Keras's optimizer, the variables without weight decay, and our hparams.
 REFERENCES = {
-    "adam": (
-        lambda: keras.Adam(0.01, beta_1=0.9, beta_2=0.98, epsilon=1e-9), [], {"optimizer": "adam"}
-    ),
     "adamw": (
         lambda: keras.AdamW(0.01, weight_decay=0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-9),
         ["scale"], {"optimizer": "adam", "weight_decay": 0.1, **ADAM},

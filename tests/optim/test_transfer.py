@@ -1,8 +1,10 @@
-"""Transfer of hyperparameters: factors of mup 1.0.0 and of CompleteP, in any layout."""
+"""Transfer of hyperparameters: factors of mup 1.0.0 and of CompleteP.
+
+`test_zero.py` tests a transferred step on a mesh.
+"""
 
 import re
 
-import numpy as np
 import pytest
 
 from t2tp import mtf
@@ -13,8 +15,6 @@ from t2tp.optim.muon import Muon
 from t2tp.optim.sgd import Sgd
 from tests.optim.regression import make_hparams
 from tests.optim.sharded_programs import make
-from tests.optim.test_zero import trained
-from tests.pipeline.staged_steps import assert_equal
 
 # The lm of these tests has a d_model of 16, and this set has one of 128.
 SET = {"transfer_from": "transformer_lm_plain_tiny"}
@@ -78,18 +78,6 @@ def test_initial_values_follow_the_sizes_of_the_small_model(family, tuned):
         power = powers.get(name, powers.get(declared(variable).role.kind, 0.0))
         found = getattr(variable.get_master().initializer, "stddev", 0.0)
         assert found == pytest.approx(of_small * (growth[0] / growth[1]) ** power), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_transferred_step_is_the_same_on_a_mesh(optimizer, stage):
-    changes = {**SET, "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3}
-    given = trained("lm", "both", stage, optimizer, **changes)
-    alone = trained("lm", "one device", 0, optimizer, **changes)
-    assert_equal(given, alone, least=1.0)
-    plain = trained("lm", "one device", 0, optimizer)
-    assert not np.allclose(alone["steps"], plain["steps"])
 
 
 def test_a_set_with_other_variables_and_an_optimizer_without_rules_are_refused():

@@ -33,6 +33,7 @@ def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
 
 UNEVEN = {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}
 MUON = {"optimizer": "muon", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3}
+TRANSFERRED = {**MUON, "transfer_from": "transformer_lm_plain_tiny"}
 
 
 CASES = [
@@ -58,6 +59,9 @@ CASES = [
     ("classes", "both", 0, MUON),
     ("moe", "experts", 2, MUON),
     ("moe_encdec", "data", 3, MUON),
+    # Hyperparameters are transferred from a set with a larger width.
+    ("lm", "both", 3, TRANSFERRED | {"optimizer": "adam"}),
+    ("lm", "both", 0, TRANSFERRED),
 ]
 
 
@@ -148,15 +152,6 @@ def test_traffic_is_that_of_the_papers_with_microbatches_too():
     assert traffic(1, 2) == (gathered, scattered)
     assert traffic(2, 2) == (gathered, 2 * scattered)
     assert traffic(3, 2) == (2 * twice, 2 * scattered)
-
-
-@pytest.mark.slow
-def test_a_weight_of_two_uses_is_reduced_once():
-    tied, untied = (
-        sent(make("lm", "data", 3, tie_embeddings=tied, kind=t2tp.Program))
-        for tied in (True, False)
-    )
-    assert tied[1] == untied[1] - 30 * 16 * 4
 
 
 PROCESSES, LAYERS = 2, 12

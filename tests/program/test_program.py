@@ -1,4 +1,4 @@
-"""On any mesh, programs give the numbers of mesh-tensorflow's own engine, and of one device."""
+"""Programs: what any mesh leaves the same, what they share, and what they refuse."""
 
 import gc
 
@@ -17,15 +17,10 @@ MESHES = ["data:4", "model:4", "data:2;model:2", "data:2;model:4", "model:2;data
 X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 
 
-def fixed(shape, dtype=None, partition_info=None):
-    """An initializer that both engines can call."""
-    return tf.cast(tf.reshape(tf.sin(tf.range(np.prod(shape), dtype=tf.float32)), shape), dtype)
-
-
 def mlp_step(mesh, features):
     x = features["x"]
-    w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF]), initializer=fixed)
-    v = mtf.get_variable(mesh, "v", mtf.Shape([D_FF, D_IN]), initializer=fixed)
+    w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF]))
+    v = mtf.get_variable(mesh, "v", mtf.Shape([D_FF, D_IN]))
     hidden = mtf.relu(mtf.einsum([x, w], [BATCH, D_FF]))
     y = mtf.einsum([mtf.softmax(hidden, D_FF), v], [BATCH, D_IN])
     loss = mtf.reduce_mean(mtf.square(y - x))
@@ -87,17 +82,6 @@ def test_nobody_collects_garbage_while_it_is_built_and_traced():
 
     run(step, "")
     assert collects == [False, False] and gc.isenabled()
-
-
-def test_programs_share_variables():
-    program, _ = run(training_step, "data:2;model:2")
-    program({"x": X}, step=1)
-    other, values = run(
-        mlp_step, "data:2;model:2", cluster=program.cluster, variables=program.variables
-    )
-    assert other.variables["w"] is program.variables["w"]
-    hidden = np.maximum(X @ program.variables["w"].numpy(), 0)
-    np.testing.assert_allclose(values["hidden"], hidden, rtol=1e-5, atol=1e-6)
 
 
 def test_variable_scopes_are_named_alike_in_every_program():
@@ -181,13 +165,6 @@ def test_a_failure_on_the_devices_reaches_the_caller():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="on purpose"):
         run(step, "")
-
-
-def test_xla_gives_the_same_numbers():
-    _, reference = run(mlp_step, "")
-    _, compiled = run(mlp_step, "", xla=True)
-    for name in reference:
-        np.testing.assert_allclose(compiled[name], reference[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["", "a:x"])
