@@ -22,19 +22,18 @@ PREFIXES = [[5, 6, 7], [], [2] * 9, [29]]
 INPUTS = [[4, 5, 1], [1], [9, 8, 7, 6, 1], [2] * 7]
 # Results are compared with results on one device. One family per layout: all pairs would take
 # minutes and find nothing more.
-GREEDY = [
-    ("lm", "both", None),
-    ("lm", "three axes", None),
-    ("encdec", "features", None),
-    ("encdec", "context and both", None),
-    ("encdec", "one device", True),
-    ("moe", "experts", None),
-    ("moe", "one device", True),
-    ("moe_encdec", "data", None),
-]
-BEAMS = "beam_size=3,return_beams=true"
-SAMPLING = "temperature=1"
-SEARCHED = [
+GREEDY = "beam_size=1"
+BEAMS = "beam_size=3,return_beams=true,extra_length=6"
+SAMPLING = "temperature=1,extra_length=6"
+CASES = [
+    (GREEDY, "lm", "both", None),
+    (GREEDY, "lm", "three axes", None),
+    (GREEDY, "encdec", "features", None),
+    (GREEDY, "encdec", "context and both", None),
+    (GREEDY, "encdec", "one device", True),
+    (GREEDY, "moe", "experts", None),
+    (GREEDY, "moe", "one device", True),
+    (GREEDY, "moe_encdec", "data", None),
     (BEAMS, "encdec", "tensor", None),
     (BEAMS, "lm", "one device", True),
     (BEAMS, "moe", "experts", None),
@@ -69,25 +68,15 @@ def on_one_device(name: str, options: str) -> list[list[Hypothesis]]:
     return decoder(name, options, "one device")(requests(name))
 
 
-def check_layout(options: str, name: str, layout: str, xla: bool | None) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "name", "layout", "xla"), CASES)
+def test_any_layout_gives_the_same_texts(options, name, layout, xla):
     alone = on_one_device(name, options)
     split = decoder(name, options, layout, xla)(requests(name))
     for ours, theirs in zip(split, alone, strict=True):
         assert [h.tokens for h in ours] == [h.tokens for h in theirs]
         scores = [h.score for h in theirs]
         np.testing.assert_allclose([h.score for h in ours], scores, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "layout", "xla"), GREEDY)
-def test_any_layout_gives_the_same_greedy_texts(name, layout, xla):
-    check_layout("beam_size=1", name, layout, xla)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "name", "layout", "xla"), SEARCHED)
-def test_any_layout_gives_the_same_beams_and_samples(how, name, layout, xla):
-    check_layout(f"{how},extra_length=6", name, layout, xla)
 
 
 def image_decoder(options: str, attention_type: str, mesh_shape: str) -> Decoder:
@@ -119,14 +108,6 @@ def test_greedy_images_are_those_of_the_description(layout):
     best = logits[..., : image.LEVELS].numpy().argmax(-1)
     for row, chosen, size in zip(images, best, GIVEN, strict=True):
         assert row[size:].tolist() == chosen[size:].tolist()
-
-
-def test_any_layout_samples_the_same_images():
-    attention_type, mesh_shape = IMAGES["spatial"]
-    requests = [Request(limit=image.LENGTH)] * len(GIVEN)
-    alone = image_decoder("temperature=1", attention_type, "")(requests)
-    split = image_decoder("temperature=1", attention_type, mesh_shape)(requests)
-    assert [row[0].tokens for row in split] == [row[0].tokens for row in alone]
 
 
 def test_every_model_that_writes_is_here():

@@ -135,42 +135,45 @@ def assert_same(got, wanted):
         np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ROUTINGS)
-@pytest.mark.parametrize("training", [True, False])
-def test_it_is_a_loop_over_the_tokens(name, training):
-    ran = run(layer(ROUTINGS[name], training), inputs())
+TRAINED = [(*case, True) for case in in_turn(LAYOUTS, ROUTINGS, times=2)]
+EVALUATED = [("", "", name, False) for name in ROUTINGS]
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout", "name", "training"), TRAINED + EVALUATED)
+def test_in_any_layout_it_is_a_loop_over_the_tokens(mesh_shape, layout, name, training):
+    ran = run(layer(ROUTINGS[name], training), inputs(), mesh_shape, layout)
     wanted = loop(ROUTINGS[name], ran.variables, training)
     assert_same(ran, wanted)
     assert training is bool(wanted["dropped"])
 
 
-@pytest.mark.parametrize(("mesh_shape", "layout", "name"), in_turn(LAYOUTS[1:], ROUTINGS, times=2))
-def test_any_layout_gives_the_same(mesh_shape, layout, name):
-    ran = run(layer(ROUTINGS[name]), inputs(), mesh_shape, layout)
-    assert_same(ran, loop(ROUTINGS[name], ran.variables))
-
-
 # If the experts have an axis of their own, it also splits the length, and a row has several groups.
 SHARED_AXIS, OWN_AXIS = LAYOUTS[1], LAYOUTS[8]
+JOINT_AXES = ("data:2;expert:2", "batch:data+expert;experts:expert")
 ALL_TO_ALLS = [(name, SHARED_AXIS, "data") for name in ("switch", "gshard", "expert_choice")] + [
-    (name, OWN_AXIS, "expert") for name in ("small_groups", "small_groups_choose")
+    ("small_groups", OWN_AXIS, "expert"),
+    ("small_groups_choose", OWN_AXIS, "expert"),
+    ("switch", JOINT_AXES, "expert"),
 ]
 
 
 @pytest.mark.parametrize(("name", "layout", "axis"), ALL_TO_ALLS)
 def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name, layout, axis):
-    """Each all-to-all moves all slots of a processor: [groups / 4, experts, capacity, d_model]."""
+    """Each all-to-all moves all slots of a processor: [groups / 4, experts, capacity, d_model].
+
+    The gradients take the same ways.
+    """
     routing = ROUTINGS[name]
 
     def build(x, token_mask):
         y, _ = MixtureOfExperts(routing, FeedForward("relu", D_FF))(x, True)
-        return {"y": y}
+        return {"y": y, "d_x": mtf.gradients([y], [x])[0]}
 
     program = run(build, inputs(), *layout).program
     tokens = routing.group_size or LENGTH
     groups = BATCH * LENGTH // tokens
     size = groups // 4 * EXPERTS * routing.capacity(tokens, training=True) * D_MODEL * 4
-    assert program.collectives() == {("alltoall", (axis,)): (2, 2 * size)}
+    assert program.collectives() == {("alltoall", (axis,)): (4, 4 * size)}
 
 
 def test_gates_reach_the_router():

@@ -51,39 +51,6 @@ def test_each_block_costs_a_reduction_forward_and_one_backward(name):
     assert counted == {MODEL: both}
 
 
-@pytest.mark.parametrize("name", ["encdec", "classes"])
-def test_data_parallel_training_reduces_each_gradient_once(name):
-    """A second all-reduce has two numbers: the sum of the losses and the sum of their weights."""
-    assert collectives(name, "data:4", "batch:data") == {DATA: 2}
-
-
-# Family, mesh, layout, changes, the axis of the experts, and the number of expert layers.
-EXPERTS = {
-    "an axis of the batch": ("moe", "data:4", "batch:data;experts:data", {}, "data", 1),
-    "an axis of their own": (
-        *("moe", "data:2;expert:2", "batch:data+expert;experts:expert", {}, "expert", 1),
-    ),
-    # Outside of expert layers, this axis splits the length, so that devices compute different
-    # tokens. The encoder and the decoder have one expert layer each.
-    "an axis of the length": (
-        *("moe_encdec", "data:2;expert:2"),
-        "batch:data;length:expert;length_groups:expert;experts:expert",
-        *({"moe_group_size": 6}, "expert", 2),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", EXPERTS)
-def test_a_layer_of_experts_costs_two_all_to_alls_forward_and_two_backward(name):
-    family, mesh_shape, layout, changes, axis, layers = EXPERTS[name]
-    forward = collectives(family, mesh_shape, layout, backward=False, **changes)
-    both = collectives(family, mesh_shape, layout, **changes)
-    assert forward["alltoall", (axis,)] == 2 * layers
-    assert both["alltoall", (axis,)] == 4 * layers
-    if family == "moe":
-        assert {kind for kind, _ in both} == {"alltoall", "allreduce"}
-
-
 def num_parameters(layers, d_model=16, d_ff=32, heads=4, d_kv=8):
     attention = 4 * d_model * heads * d_kv + d_model
     feed_forward = 2 * d_model * d_ff + d_model

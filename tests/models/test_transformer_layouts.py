@@ -58,29 +58,27 @@ CONTEXT_AND_SEQUENCE = (
 )
 
 
+EXPERTS_OVER_LENGTH = (
+    "expert:2;model:2",
+    "length:expert;length_groups:expert;experts:expert;heads:model;d_ff:model",
+)
+BETWEEN_BLOCKS = {"sequence_parallel": True}
+# Family, layout, changes of hparams, and changes that only the split model has.
 SPLIT_LENGTHS = [
-    ("masked", SEQUENCE_PARALLEL),
-    ("moe_encdec", SEQUENCE_PARALLEL),
-    ("encdec", CONTEXT_AND_SEQUENCE),
+    ("masked", SEQUENCE_PARALLEL, {}, BETWEEN_BLOCKS),
+    ("moe_encdec", SEQUENCE_PARALLEL, {}, BETWEEN_BLOCKS),
+    ("encdec", CONTEXT_AND_SEQUENCE, {}, BETWEEN_BLOCKS),
+    ("encdec", SEQUENCE_PARALLEL, ALL_DROPOUT, BETWEEN_BLOCKS),
+    ("moe_encdec", EXPERTS_OVER_LENGTH, {"moe_group_size": 6}, {}),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "layout"), SPLIT_LENGTHS)
-def test_a_length_split_between_blocks_changes_nothing(name, layout):
-    program = loss_program(FAMILIES[name], *layout, sequence_parallel=True)
-    assert_close(program(FAMILIES[name].batch()), on_one_device(name), 1e-5)
-
-
-@pytest.mark.slow
-def test_dropout_shared_along_the_length_is_the_same_where_that_is_split():
-    changes = {**ALL_DROPOUT, "layer_prepostprocess_dropout_broadcast_dims": ["length"]}
-    family = FAMILIES["encdec"]
-    whole = loss_program(family, with_gradients=False, **changes)
-    split = loss_program(
-        family, *SEQUENCE_PARALLEL, with_gradients=False, sequence_parallel=True, **changes
-    )
-    assert_close(split(family.batch()), whole(family.batch()), 1e-5)
+@pytest.mark.parametrize(("name", "layout", "changes", "only_split"), SPLIT_LENGTHS)
+def test_a_split_length_changes_nothing(name, layout, changes, only_split):
+    family = FAMILIES[name]
+    split = loss_program(family, *layout, **changes, **only_split)(family.batch())
+    assert_close(split, loss_program(family, **changes)(family.batch()), 1e-5)
 
 
 @pytest.mark.parametrize("rules", ["residual_length:model", "residual_length:model+seq", ""])
@@ -98,21 +96,6 @@ def test_keys_and_values_that_go_round_change_nothing():
     in_attention = [c for c in program.collective_log() if "attention/attention" in c.operation]
     assert {c.kind for c in in_attention} == {"permute"}
     assert_close(program(family.batch()), on_one_device("encdec"), 1e-5)
-
-
-@functools.cache
-def with_dropout(name, layout):
-    program = loss_program(FAMILIES[name], *LAYOUTS[layout], with_gradients=False, **ALL_DROPOUT)
-    batch = FAMILIES[name].batch()
-    return [float(program(batch, step=k)["loss"]) for k in range(3)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["encdec", "moe", "masked"])
-def test_dropout_and_masking_are_the_same_on_any_mesh(name):
-    wanted = with_dropout(name, "one device")
-    assert len(set(wanted)) == 3
-    np.testing.assert_allclose(with_dropout(name, "context and tensor"), wanted, rtol=3e-6)
 
 
 # Every value of every choice, combined with hparams that might conflict with it.
@@ -188,14 +171,6 @@ def test_untied_inputs_and_targets_may_share_a_table():
     assert untied == {"encoder/embedding", "decoder/embedding", "decoder/output_embedding"}
     both = tables(tie_embeddings=False, shared_embedding=True)
     assert both == {"embedding", "output_embedding"}
-
-
-@pytest.mark.slow
-def test_experts_on_the_axis_of_the_length_are_the_same():
-    layout = "length:expert;length_groups:expert;experts:expert;heads:model;d_ff:model"
-    family, changes = FAMILIES["moe_encdec"], {"moe_group_size": 6}
-    split = loss_program(family, "expert:2;model:2", layout, **changes)(family.batch())
-    assert_close(split, loss_program(family, **changes)(family.batch()))
 
 
 @pytest.mark.slow
