@@ -60,21 +60,6 @@ def test_a_target_that_is_no_class_never_gives_a_number(mesh_shape, target, opti
         np.testing.assert_allclose(value[rest], wanted[name][rest], rtol=0, atol=2e-5)
 
 
-ROWS = [("", ""), ("x:2", "a:x"), ("x:4", "b:x"), ("x:2;y:4", "a:x;b:y"), ("x:2", "b:x")]
-
-
-@pytest.mark.parametrize(("mesh_shape", "layout"), ROWS)
-def test_of_equal_elements_top_k_takes_the_first(mesh_shape, layout):
-    x = np.tile([1, 5, 5, 0, 5, 2, 5, 5], (4, 1)).astype(np.int32)
-    outputs = run(
-        lambda x: {"i": mtf.top_k(x, x.shape.dims[1], ("k", 3))[1]},
-        mesh_shape,
-        layout,
-        x=("a:4;b:8", x),
-    )
-    np.testing.assert_array_equal(outputs["i"], np.tile([1, 2, 4], (4, 1)))
-
-
 @pytest.mark.parametrize("mesh_shape", ["", "x:2", "x:4", "x:7"])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.int32])
 def test_padding_is_never_among_the_largest(mesh_shape, dtype):

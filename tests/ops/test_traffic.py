@@ -55,7 +55,6 @@ def total(x):
 
 
 ROW = 2 * 16 * 4 * 4  # bytes of one row of two images with 16 columns and 4 channels
-HALVES = ("rows:2", "height:rows")
 QUARTERS = ("rows:4", "height:rows")
 
 
@@ -96,12 +95,8 @@ MOVED = {
         },
     ),
     # A convolution sends a row to each neighbour, here for the gradient of its filters.
-    "convolution of quarters": (
+    "convolution": (
         d_filters, FILTERED, QUARTERS,
-        {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
-    ),
-    "convolution of halves": (
-        d_filters, FILTERED, HALVES,
         {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
     ),
     "convolution of points": (d_filters, POINTS, QUARTERS, {("allreduce", "rows"): (1, 4 * 6 * 4)}),

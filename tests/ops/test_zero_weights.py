@@ -96,12 +96,13 @@ def test_storage_rules_give_the_same_numbers():
 def test_small_variables_share_collectives_as_far_as_they_are_needed_together():
     """Each of two layers has one weight; stage 3 gathers each separately, forward and backward."""
 
-    def number(stage):
+    def moved(stage):
         calls = trained("data", stage)[2].collectives()
-        return {kind: count for (kind, _), (count, _) in calls.items() if kind != "allreduce"}
+        return {kind: each for (kind, _), each in calls.items() if kind != "allreduce"}
 
-    assert number(1) == number(2) == {"allgather": 1, "reducescatter": 1}
-    assert number(3) == {"allgather": 4, "reducescatter": 1}
+    both = 2 * D.size * FF.size * 8
+    assert moved(1) == moved(2) == {"allgather": (1, both // 4), "reducescatter": (1, both)}
+    assert moved(3) == {"allgather": (4, 2 * both // 4), "reducescatter": (1, both)}
 
 
 def test_what_cannot_be_sharded_is_refused():

@@ -23,8 +23,8 @@ LAYOUTS = [
 OPTIONS = {"full": {}, "window": {"window": 3}, "bias": {"max_distance": MAX_DISTANCE}}
 
 
-def make(kv_heads, beam=1):
-    inputs = make_inputs(batch=4 * beam, length=LENGTH, kv_heads=kv_heads, bias=True)
+def make(kv_heads):
+    inputs = make_inputs(length=LENGTH, kv_heads=kv_heads, bias=True)
     return {name: array for name, (_, array) in inputs.items()}
 
 
@@ -70,14 +70,6 @@ def test_it_is_the_row_of_whole_attention(name, kv_heads):
         fed = {**arrays, "q": arrays["q"][np.arange(4), :, POSITIONS], "positions": POSITIONS}
         y = program(kv_heads, mesh_shape, layout, **options)(fed)["y"]
         np.testing.assert_allclose(y, wanted(arrays, POSITIONS, **options), atol=3e-6)
-
-
-def test_a_beam_is_more_rows():
-    arrays, positions = make(2, beam=3), np.arange(12) % LENGTH
-    fed = {**arrays, "q": arrays["q"][np.arange(12), :, positions], "positions": positions}
-    cut = {n: x if n == "table" else x.reshape(4, 3, *x.shape[1:]) for n, x in fed.items()}
-    y = program(2, "a:2", "batch:a", batch="batch:4;beam:3")(cut)["y"]
-    np.testing.assert_allclose(y.reshape(12, 4, 8), wanted(arrays, positions), atol=3e-6)
 
 
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("a:3", "length:a")])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from t2tp import mtf
 from tests.cases import in_turn
 from tests.ops.attention.attention_cases import METHODS, make_inputs, make_ours
 from tests.ops.attention.composed_attention import composed_attention
@@ -21,16 +20,12 @@ MESHES = [
 ]
 
 
-def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, recompute=False, **call):
+def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, **call):
     """Returns which weights are kept: the values are identity matrices, so outputs are weights."""
     inputs = make_inputs(length=length, d_kv=length)
     inputs["v"] = (inputs["v"][0], np.broadcast_to(np.eye(length), inputs["v"][1].shape))
     ours = make_ours(method, dropout_rate=RATE)
-
-    def again(q, k, v):
-        return mtf.recompute_grad(ours, [q, k, v])
-
-    values = with_gradients(again if recompute else ours, inputs, mesh_shape, layout, **call)
+    values = with_gradients(ours, inputs, mesh_shape, layout, **call)
     y = values["y"]
     by_value = np.einsum("bhtm,bhtd->bhmd", y, _weights(list(y.shape)))
     assert_close({"d_v": values["d_v"]}, {"d_v": by_value}, 1e-5)
@@ -55,12 +50,6 @@ def test_values_and_gradients_are_those_of_what_is_kept(layout, method):
     kept = kept_weights() / (1 - round(RATE * 2**16) / 2**16)
     values = with_gradients(make_ours(method, dropout_rate=RATE), inputs, "data:2;model:2", layout)
     assert_close(values, in_float64(composed_attention(kept=kept), inputs), 3e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_recomputation_drops_the_same_again(method):
-    np.testing.assert_array_equal(kept_weights(method, recompute=True), kept_weights(method))
 
 
 def test_seeds_and_steps_drop_differently():
