@@ -46,7 +46,7 @@ def relative_error(value, wanted):
     return np.linalg.norm(np.asarray(value, np.float64) - wanted) / np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("method", ["dense", "blockwise"])
+@pytest.mark.parametrize("method", ["dense", "blockwise", "ring"])
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("x:2", "length:x;memory:x")])
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
 def test_gradients_are_those_of_a_float32_softmax(method, mesh_shape, layout, dtype):
