@@ -151,6 +151,7 @@ class Mixture(Problem):
         """Downloads the sources of all problems."""
         for part_dir, part in self.parts_in(directory).items():
             part_dir.mkdir(exist_ok=True)
+            part.beam = self.beam  # TFDS may generate the part's dataset with Beam.
             part.download(part_dir, tmp_dir)
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:

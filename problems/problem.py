@@ -239,6 +239,8 @@ class Problem(Preparable):
             directory = problem.directory(data_dir)
             if overwrite or not directory.exists():
                 prepare.build(problem, directory, tmp_dir, overwrite, settings)
+            else:  # Before the next problem's data, which may take hours.
+                problem.check_prepared(data_dir)
         return self.check_prepared(data_dir)
 
     def with_own_data(self) -> Sequence[Problem]:

@@ -43,7 +43,8 @@ def checked(function: F) -> F:
         for argument, value in given.items():
             if not fits(value, hints.get(argument, object)):
                 hint = function.__annotations__[argument]
-                hint = hint.__origin__ if typing.get_origin(hint) is Annotated else hint
+                if typing.get_origin(hints[argument]) is Annotated:
+                    hint = hints[argument].__origin__
                 hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
                 raise TypeError(f"{name}: {argument} is {_shown(value)}, and must be {hint}")
             for limits in getattr(hints.get(argument), "__metadata__", ()):

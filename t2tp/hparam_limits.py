@@ -1,6 +1,7 @@
 """Limits of a hyperparameter: a range of numbers, or choices."""
 
 import dataclasses
+import math
 from typing import Any
 
 from t2tp.suggestions import nearest
@@ -36,7 +37,8 @@ class Limits:
             "at most": self.max,
             "below": self.below,
         }
-        return " and ".join(f"{word} {n:,}" for word, n in bounds.items() if n is not None)
+        given = {word: n for word, n in bounds.items() if n not in (None, math.inf)}
+        return " and ".join(f"{word} {n:,}" for word, n in given.items())
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError if the value is not within the limits."""

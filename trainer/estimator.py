@@ -317,12 +317,16 @@ class Estimator:
           decode_options: see `build`.
 
         Raises:
-          UsageError: the directory exists.
-          ValueError: the hparams have a mesh of several devices. (The checkpoint may be from any
-            mesh.)
+          UsageError: the directory exists, or the hparams have a mesh of several devices. (The
+            checkpoint may be from any mesh.)
           FileNotFoundError, CheckpointMismatchError, UnusableCheckpointError: see `build`.
           OSError: the directory cannot be written.
         """
+        if self.layout.size > 1:
+            raise UsageError(
+                f"an exported model runs on one device, and this estimator has the mesh"
+                f" {self.layout.mesh_text}: create an estimator without a mesh"
+            )
         program = self.build(ModeKeys.PREDICT, features, decode_options)
         return write_saved_model(program, path, signatures or of_features(features))
 
@@ -357,7 +361,6 @@ class Estimator:
 
     def _replay_to(self, steps_done: int, inputs: Inputs) -> int:
         """Does the work of `rewind`; returns the step of the restored values."""
-        place = self._placer(ModeKeys.TRAIN, inputs)
         program = self.build(ModeKeys.TRAIN, inputs.features)
         size = self._loop_size(program)
         restored_step = self._checkpoints.go_back(program.variables, steps_done)
@@ -365,7 +368,14 @@ class Estimator:
         if restored_step < steps_done:
             count = steps_done - restored_step
             logging.info("replaying %d steps from step %d (Ctrl-C ends)", count, restored_step)
-        placed = (place(inputs.stream[step]) for step in range(restored_step, steps_done))
+
+        def place(step: int) -> tuple[Program, PlacedFeatures]:
+            # The run may have had another batch size at this step.
+            batch = inputs.stream[step]
+            program = self.build(ModeKeys.TRAIN, features_of_batch(batch, inputs.features))
+            return program, program.place(batch)
+
+        placed = map(place, range(restored_step, steps_done))
         for program, batches in in_loops(placed, restored_step, lambda step: step % size == 0):
             program.loop(batches, self.steps_done, size)
             self.steps_done += len(batches)

@@ -1,5 +1,6 @@
 """`EvalConfig`: when a run is evaluated, on which split, and when it stops early."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -86,9 +87,9 @@ class EvalConfig:
     """
 
     eval_steps: Annotated[int, Limits(min=-1)] = -1
-    local_eval_frequency: Annotated[int, Limits(min=0)] = 1000
+    local_eval_frequency: Annotated[int, Limits(min=0, max=math.inf)] = 1000
     eval_split: str = "validation"
-    eval_timeout_mins: Annotated[float, Limits(min=0)] = 240.0
+    eval_timeout_mins: Annotated[float, Limits(min=0, max=math.inf)] = 240.0
     eval_samples: Annotated[int, Limits(min=0)] = 0
     early_stopping: EarlyStopping | None = None
 

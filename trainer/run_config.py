@@ -74,9 +74,9 @@ class RunConfig:
     xla: bool | None = None
     deterministic: bool | None = None
     iterations_per_loop: Annotated[int | None, Limits(min=1)] = None
-    save_checkpoints_steps: Annotated[int | None, Limits(min=1)] = None
-    save_checkpoints_secs: Annotated[float | None, Limits(above=0)] = None
-    keep_checkpoint_max: Annotated[int, Limits(min=1)] = 20
+    save_checkpoints_steps: Annotated[int | None, Limits(min=1, max=math.inf)] = None
+    save_checkpoints_secs: Annotated[float | None, Limits(above=0, max=math.inf)] = None
+    keep_checkpoint_max: Annotated[int, Limits(min=1, max=math.inf)] = 20
     keep_checkpoint_every_n_hours: float | None = None
     keep_best_metric: str = ""
     checkpoint_path: str = ""
@@ -90,7 +90,7 @@ class RunConfig:
     histogram_steps: Annotated[int | None, Limits(min=1)] = None
     check_replicas_every: Annotated[int, Limits(min=0)] = 0
     profile_steps: str = ""
-    grace_seconds: Annotated[float | None, Limits(above=0, max=threading.TIMEOUT_MAX)] = None
+    grace_seconds: Annotated[float | None, Limits(above=0, max=int(threading.TIMEOUT_MAX))] = None
     intra_op_parallelism_threads: Annotated[int, Limits(min=0)] = 0
     inter_op_parallelism_threads: Annotated[int, Limits(min=0)] = 0
     num_processes: int | None = None

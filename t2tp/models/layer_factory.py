@@ -33,8 +33,6 @@ class LayerFactory:
 
     Attributes:
       d_model: the dimension of activations between layers.
-      dtype: the activation dtype.
-      bos_token_id: the input token for a segment's first target.
       norm: the norm of residual blocks.
     """
 

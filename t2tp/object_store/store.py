@@ -173,6 +173,17 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self._attempt("rm_file", name)
 
+    def abort_uploads(self) -> None:
+        """Deletes the parts of interrupted uploads, which s3 keeps, and bills, until then."""
+        if not self.address.startswith("s3:"):
+            return
+        bucket, _, root = self._root.partition("/")
+        where = {"at": "list_multipart_uploads", "Bucket": bucket, "Prefix": f"{root}/"}
+        for upload in self._attempt("call_s3", "", **where).get("Uploads", ()):
+            end = {"at": "abort_multipart_upload", "Bucket": bucket}
+            end |= {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+            self._attempt("call_s3", "", **end)
+
     def _attempt(
         self, method: str, name: str, *arguments: Any, at: Any = None, **options: Any
     ) -> Any:

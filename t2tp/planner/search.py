@@ -224,9 +224,10 @@ class Search:
         """Yields the candidates of each program, the best of each class first.
 
         The estimate is wrong by about the same factor for all candidates of a class. So the others
-        follow in the order of their estimates times the `factors` of their classes, until `top`
-        proposals are faster than the next estimate. A class without factors gets the smallest of
-        the other classes. Candidates that do not fit by these estimates are left out.
+        follow in the order of their estimates times the `factors` of their classes, until no other
+        is expected to be faster than `top` proposals by more than `_CLOSE`. A class without factors
+        gets the smallest of the other classes. As soon as something fits, candidates that do not
+        fit by these estimates are left out.
         """
         groups: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:
@@ -245,7 +246,7 @@ class Search:
             scaled = {}
             for each in groups:
                 slower, larger = factors.get(each.kind, least)
-                if larger * self.estimate.memory(each, self.rows) <= limit:
+                if not proposals or larger * self.estimate.memory(each, self.rows) <= limit:
                     scaled[each] = slower * seconds[each]
             best = min(scaled, key=lambda each: scaled[each], default=None)
             slowest = proposals[self.top - 1 : self.top]

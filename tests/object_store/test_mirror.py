@@ -538,6 +538,15 @@ def test_a_changed_byte_of_a_shard_is_found(shard, server):
             file[2_500_000:2_500_001]
 
 
+def test_parts_of_interrupted_uploads_below_the_run_are_deleted(server):
+    fs, ids = Store(RUN)._fs, {}
+    for key in ("run/checkpoints/data", "run2/data", "data"):
+        ids[key] = fs.call_s3("create_multipart_upload", Bucket="bucket", Key=key)["UploadId"]
+    Store(RUN).abort_uploads()
+    left = fs.call_s3("list_multipart_uploads", Bucket="bucket")["Uploads"]
+    assert {each["Key"] for each in left} == {"run2/data", "data"}
+
+
 def test_objects_whose_names_no_files_can_have_are_left_out(server, caplog):
     bucket = Store(RUN)
     for name in ("run.yaml", "run.yaml/inside", "x" * 300, "a/b"):

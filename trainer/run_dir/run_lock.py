@@ -213,6 +213,7 @@ class RunLock:
                 self._store_lock = self._mirror.lock = lock
                 # Other hosts may have saved checkpoints since the mirror was opened.
                 self._mirror.pull(again=True)
+                self._mirror.store.abort_uploads()
         except StoreError as error:
             refusal = str(error)
         if refusal:

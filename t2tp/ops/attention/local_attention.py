@@ -213,11 +213,13 @@ class _BlockSlice(Halos):
         The booleans are [1, rows, columns, queries, positions].
         """
         (above, left, right), (height, width) = self._edges, self._space
-        row = self._begin[0] + np.arange(-above, height, dtype=np.int32)[:, None]
-        column = self._begin[1] + np.arange(-left, width + right, dtype=np.int32)
+        # In int64: TensorFlow compares int32 in host memory.
+        begin = [tf.cast(each, tf.int64) for each in self._begin]
+        row = begin[0] + np.arange(-above, height)[:, None]
+        column = begin[1] + np.arange(-left, width + right)
         is_inside = (row >= 0) & (column >= 0) & (column < self._width)
         # Positions in the order of the rows. No query attends to the halo outside of the image.
-        places = tf.where(is_inside, row * self._width + column, np.iinfo(np.int32).max)
+        places = tf.where(is_inside, row * self._width + column, np.iinfo(np.int64).max)
         places = places[None, :, :, None]
         here = self._blocks(places[:, above:, left : left + width])
         return tf.linalg.matrix_transpose(self._memory(places)) <= here

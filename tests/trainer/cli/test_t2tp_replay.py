@@ -132,6 +132,17 @@ def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_step_before_a_change_of_the_batch_size_has_its_own_batch(run, capfd, tmp_path):
+    copied = shutil.copytree(run[0]["output_dir"], tmp_path / "run")
+    where = {**run[0], "output_dir": copied}
+    smaller = {"hparams": "batch_size=4", "train_steps": STEPS + 1}
+    assert call("t2tp_trainer", **where, **smaller) == 0
+    code, rows, _ = replayed(where, capfd, step=42, hparams=RUNS_MESH)
+    assert (code, len(rows)) == (0, 16)
+    assert np.mean([row["loss"] for row in rows]) == pytest.approx(run[1][42]["loss"], rel=0.01)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["run", "run_of_stages"])
 @pytest.mark.parametrize("step", PLANTED)
 def test_a_planted_row_comes_first(mesh, step, request, capfd):
