@@ -1,7 +1,9 @@
 """Trainings with several steps in a launch (`iterations_per_loop`)."""
 
 import os
+import random
 import signal
+import sys
 import threading
 
 import pytest
@@ -15,6 +17,7 @@ from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from tests.patience import PATIENCE
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, Note, estimator, losses, step_directory
+from tests.warm_processes import WarmProcess
 
 KILLED_STEPS = 3000
 
@@ -66,6 +69,37 @@ def test_saving_by_the_clock_waits_for_the_end_of_the_launch(tmp_path):
     by_clock = {"save_checkpoints_steps": None, "save_checkpoints_secs": 1e-6}
     estimator(tmp_path, iterations_per_loop=4, **by_clock).train(toy.inputs(), 10)
     assert checkpoint.all_steps(tmp_path / "checkpoints") == [4, 8, 10]
+
+
+def train_until_killed() -> None:
+    """Trains in a directory; a thread kills the process some seconds after a step."""
+    directory, step, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    killer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    killer.daemon = True
+    settings = {"save_checkpoints_steps": 30, "log_step_count_steps": 1000}
+    trained = estimator(directory, "one device", xla=True, iterations_per_loop=8, **settings)
+    trained.train(toy.inputs(), KILLED_STEPS, [At(step, killer.start)])
+
+
+@pytest.mark.ci_only
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
+    def start(run, *arguments):
+        target = "tests.trainer.test_loops:train_until_killed"
+        output = tmp_path / f"output of {run} {len([*tmp_path.iterdir()])}"
+        with WarmProcess(target, [str(tmp_path / run), *arguments], {}, output) as process:
+            return process.wait()
+
+    seed = random.randrange(1 << 30)
+    draw, kills = random.Random(seed), 0
+    assert start("straight", "-1", "0") == 0
+    for part in range(5):
+        first = part * KILLED_STEPS // 5
+        step = draw.randrange(first + 1, first + KILLED_STEPS // 5)
+        kills += start("killed", str(step), f"{draw.uniform(0, 0.05)}") == -signal.SIGKILL
+    assert kills, f"seed {seed}"
+    assert start("killed", "-1", "0") == 0
+    assert_same_values(tmp_path / "straight", tmp_path / "killed", KILLED_STEPS)
 
 
 def test_it_works_ahead_but_only_so_far():
