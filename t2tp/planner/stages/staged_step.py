@@ -187,25 +187,8 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     its memory is the fullest stage's.
     """
     layout, table = step.layout, step.table
-    compute = ComputeCost(cluster, layout.size)
     collective = CollectiveCost(cluster, layout.mesh_shape)
-
-    @functools.cache
-    def seconds(chunk: Chunk, action: Action) -> float:
-        work, traffic = step.entries(chunk, action.value)
-        compute_seconds = {w: n * compute.seconds(w) for w, n in work.items()}
-        sent = {t: n * collective.seconds(t) for t, n in traffic.items()}
-        hidden = hidden_seconds(sent, compute_seconds, cluster.software)
-        return sum(compute_seconds.values()) + sum(sent.values()) - sum(hidden.values())
-
-    entries = [
-        {
-            (action, number): seconds(chunk, action)
-            for number, chunk in enumerate(chunks)
-            for action in Action
-        }
-        for chunks in step.stages
-    ]
+    entries = _entry_seconds(step, cluster, collective)
     messages = [step.message(chunk, FORWARD) for chunk in range(table.chunks)]
     timing = table.run(entries, [collective.seconds(each) for each in messages])
 
@@ -263,6 +246,30 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
         bubble=max(0.0, 1 - chosen.seconds / total),
         pipeline=pipeline,
     )
+
+
+def _entry_seconds(
+    step: StagedStep, cluster: ClusterFile, collective: CollectiveCost
+) -> list[dict[tuple[Action, int], float]]:
+    """Returns the seconds of each action on each chunk, by stage."""
+    compute = ComputeCost(cluster, step.layout.size)
+
+    @functools.cache
+    def seconds(chunk: Chunk, action: Action) -> float:
+        work, traffic = step.entries(chunk, action.value)
+        compute_seconds = {w: n * compute.seconds(w) for w, n in work.items()}
+        sent = {t: n * collective.seconds(t) for t, n in traffic.items()}
+        hidden = hidden_seconds(sent, compute_seconds, cluster.software)
+        return sum(compute_seconds.values()) + sum(sent.values()) - sum(hidden.values())
+
+    return [
+        {
+            (action, number): seconds(chunk, action)
+            for number, chunk in enumerate(chunks)
+            for action in Action
+        }
+        for chunks in step.stages
+    ]
 
 
 def _memory_of(alike: Plan, less: float) -> float:
