@@ -42,9 +42,11 @@ class Adapters:
         Raises:
           ValueError: `lora_targets` is empty.
         """
-        if "lora_rank" not in hparams or not hparams.lora_rank:
+        if "lora_rank" not in hparams:
             return None
         adapters = hparams.construct(cls, prefix="lora_", targets=tuple(hparams.lora_targets))
+        if not adapters.rank:
+            return None
         if not adapters.targets:
             raise ValueError(f"lora_rank={adapters.rank} with no lora_targets would train nothing")
         return adapters
