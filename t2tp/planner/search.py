@@ -226,8 +226,8 @@ class Search:
         The estimate is wrong by about the same factor for all candidates of a class. So the others
         follow in the order of their estimates times the `factors` of their classes, until no other
         is expected to be faster than `top` proposals by more than `_CLOSE`. A class without factors
-        gets the smallest of the other classes. As soon as something fits, candidates that do not
-        fit by these estimates are left out.
+        gets the smallest of the other classes. Candidates that do not fit by these estimates come
+        last, and only if nothing else fits.
         """
         groups: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:
@@ -243,11 +243,15 @@ class Search:
         limit = _BYTES_ERROR * self.cluster.usable_memory(self.devices)
         while groups:
             least = min((factor for factor, _ in factors.values()), default=1.0), 1.0
-            scaled = {}
+            scaled, fitting = {}, {}
             for each in groups:
                 slower, larger = factors.get(each.kind, least)
-                if not proposals or larger * self.estimate.memory(each, self.rows) <= limit:
-                    scaled[each] = slower * seconds[each]
+                scaled[each] = slower * seconds[each]
+                if larger * self.estimate.memory(each, self.rows) <= limit:
+                    fitting[each] = scaled[each]
+            # The estimate of the bytes may be wrong: nothing is said not to fit before all are tried.
+            if fitting or proposals:
+                scaled = fitting
             best = min(scaled, key=lambda each: scaled[each], default=None)
             slowest = proposals[self.top - 1 : self.top]
             if best is None or (slowest and slowest[0].plan.seconds <= _CLOSE * scaled[best]):
