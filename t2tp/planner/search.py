@@ -249,7 +249,7 @@ class Search:
                 scaled[each] = slower * seconds[each]
                 if larger * self.estimate.memory(each, self.rows) <= limit:
                     fitting[each] = scaled[each]
-            # The estimate of the bytes may be wrong: nothing is said not to fit before all are tried.
+            # The estimated bytes may be wrong: all are tried before it is said that nothing fits.
             if fitting or proposals:
                 scaled = fitting
             best = min(scaled, key=lambda each: scaled[each], default=None)
