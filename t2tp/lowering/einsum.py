@@ -10,7 +10,7 @@ needs its elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -55,15 +55,19 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
 
 def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
     """Lowers an einsum to a matmul, a look-up, or a sum of rows per id."""
-    rows = rows_of(op)
     reduced = {d for x in op.inputs for d in x.shape.dims} - {*op.outputs[0].shape.dims}
     if not lowering.mesh_impl(op).computes:
-        inputs = op.inputs if rows is None else (rows.ids, rows.other)
-        return lowering.set_shapes(op, inputs, reduced)
-    if rows is not None:
+        return lowering.set_shapes(op, operands(op), reduced)
+    if (rows := rows_of(op)) is not None:
         return rows.look_up(lowering) if rows.is_look_up else rows.add_up(lowering)
     with lowering.masking(op.inputs, reduced):
         return op.lower(lowering)
+
+
+def operands(op: upstream.ops.EinsumOperation) -> Sequence[upstream.Tensor]:
+    """Returns the tensors that an einsum reads: a look-up reads ids instead of a one-hot tensor."""
+    rows = rows_of(op)
+    return op.inputs if rows is None else (rows.ids, rows.other)
 
 
 def rows_of(op: upstream.ops.EinsumOperation) -> RowOperands | None:

@@ -90,9 +90,10 @@ class Estimate:
         self._dispatched = max(tokens, default=0) * width * self._activation
         self._expert_layers = self._layers / hparams.get("moe_every") if experts else 0.0
         self._launch = cluster.software.host * row.arguments / cluster.steps_per_launch
-        # Seconds of adding a microbatch's gradient of 10^9 weights to the sum of the gradients.
-        added = Work(ELEMENTWISE, BACKWARD, 1, "float32", 0.0, 3e9 * _GRADIENT)
-        self._adding = ComputeCost(cluster, 1).seconds(added)
+        # Seconds of a weight's addition to the sum of the microbatches' gradients. It is computed
+        # from 10^9 weights, so that the launch of the operation does not count.
+        additions = Work(ELEMENTWISE, BACKWARD, 1, "float32", 0.0, 3e9 * _GRADIENT)
+        self._addition = ComputeCost(cluster, 1).seconds(additions) / 1e9
         # Seconds of one row: in all layers, and outside them.
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
@@ -128,7 +129,7 @@ class Estimate:
         between = self._between_layers(c, micro) + self._to_experts(c, micro)
         stage += share * between + self._messages(c, micro)
         if c.microbatches > 1:
-            stage += self._adding * self._local_weights(c, at_rest=c.zero_stage >= 2) / 1e9
+            stage += self._addition * self._local_weights(c, at_rest=c.zero_stage >= 2)
         # The last stage also computes the loss, for which the other stages wait.
         busiest = stage + micro * outside
         # Idle time, in units of a stage's time for one microbatch; see the idle shares in

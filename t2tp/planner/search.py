@@ -210,10 +210,9 @@ class Search:
 
     def _factors(self, proposal: Proposal) -> tuple[float, float]:
         """Returns the seconds and bytes of a lowered program relative to their estimates."""
-        plan, of = proposal.plan, (proposal.candidate, self.rows)
-        return plan.seconds / self.estimate.seconds(*of), plan.memory_total / self.estimate.memory(
-            *of
-        )
+        seconds = self.estimate.seconds(proposal.candidate, self.rows)
+        num_bytes = self.estimate.memory(proposal.candidate, self.rows)
+        return proposal.plan.seconds / seconds, proposal.plan.memory_total / num_bytes
 
     def _in_order(
         self,
@@ -233,28 +232,29 @@ class Search:
         for candidate in ranked:
             groups.setdefault(candidate.program(), []).append(candidate)
         seconds = {each: self.estimate.seconds(each, self.rows) for each in groups}
-        limit = _CLASS_ERROR * min(seconds.values(), default=0.0)
+        num_bytes = {each: self.estimate.memory(each, self.rows) for each in groups}
+        most_seconds = _CLASS_ERROR * min(seconds.values(), default=0.0)
         seen: set[tuple] = set()
         for program in list(groups):
             is_new = program.kind not in seen and len(seen) < self.top
-            if is_new and seconds[program] <= limit:
+            if is_new and seconds[program] <= most_seconds:
                 seen.add(program.kind)
                 yield groups.pop(program)
-        limit = _BYTES_ERROR * self.cluster.usable_memory(self.devices)
+        most_bytes = _BYTES_ERROR * self.cluster.usable_memory(self.devices)
         while groups:
             least = min((factor for factor, _ in factors.values()), default=1.0), 1.0
-            scaled, fitting = {}, {}
+            expected, fitting = {}, {}
             for each in groups:
                 slower, larger = factors.get(each.kind, least)
-                scaled[each] = slower * seconds[each]
-                if larger * self.estimate.memory(each, self.rows) <= limit:
-                    fitting[each] = scaled[each]
-            # The estimated bytes may be wrong: all are tried before it is said that nothing fits.
+                expected[each] = slower * seconds[each]
+                if larger * num_bytes[each] <= most_bytes:
+                    fitting[each] = expected[each]
+            # The estimated bytes may be wrong, so the others are tried too if nothing fits.
             if fitting or proposals:
-                scaled = fitting
-            best = min(scaled, key=lambda each: scaled[each], default=None)
+                expected = fitting
+            best = min(expected, key=lambda each: expected[each], default=None)
             slowest = proposals[self.top - 1 : self.top]
-            if best is None or (slowest and slowest[0].plan.seconds <= _CLOSE * scaled[best]):
+            if best is None or (slowest and slowest[0].plan.seconds <= _CLOSE * expected[best]):
                 return
             yield groups.pop(best)
 

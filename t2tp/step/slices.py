@@ -1,11 +1,10 @@
 """Computes the sizes of a processor's slices, and the work of an operation on them."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from t2tp import upstream
-from t2tp.lowering.einsum import rows_of
+from t2tp.lowering.einsum import operands, rows_of
 from t2tp.lowering.operation import hooks, signature_of
 from t2tp.mesh.layout import Layout
 from t2tp.ops.norms.batch_norm import BatchNormOperation
@@ -40,12 +39,6 @@ def kind_of(op: upstream.Operation) -> str:
     return CONVOLUTION if cost == ELEMENTWISE and hooks(op).matmul_flops else cost
 
 
-def tensors_read(op: upstream.Operation) -> Sequence[upstream.Tensor]:
-    """Returns the tensors that an operation reads: a look-up's einsum reads ids, not one-hot."""
-    rows = rows_of(op) if isinstance(op, upstream.EinsumOperation) else None
-    return op.inputs if rows is None else (rows.ids, rows.other)
-
-
 def slice_elements(tensor: upstream.Tensor, layout: Layout) -> int:
     """Returns the number of elements of a processor's slice of a tensor."""
     return math.prod(layout.slice_size(tensor.shape))
@@ -70,7 +63,8 @@ def updated_bytes(op: upstream.Operation, layout: Layout) -> int:
 def work_of(placed: Placed, layout: Layout) -> Work:
     """Returns the work of an operation that is not fused with others."""
     op, kind = placed.operation, kind_of(placed.operation)
-    tensors = [*tensors_read(op), *op.outputs]
+    is_einsum = isinstance(op, upstream.EinsumOperation)
+    tensors = [*(operands(op) if is_einsum else op.inputs), *op.outputs]
     moved = sum(slice_bytes(x, layout) for x in tensors)
     moved += updated_bytes(op, layout)
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.
@@ -86,7 +80,6 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     details: dict[str, Any] = {}
     flops = 0.0
     if kind == PRODUCT:
-        is_einsum = isinstance(op, upstream.EinsumOperation)
         sizes = _product_sizes(op, layout) if is_einsum else hooks(op).product_sizes(layout)
         flops = 2.0 * math.prod(sizes)
     elif kind in (ATTENTION, ATTENTION_GRAD):

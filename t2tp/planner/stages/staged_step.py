@@ -76,8 +76,7 @@ class StagedStep:
     def place(self, stage: int, has_beginning: bool = True, has_end: bool = True) -> str:
         """Returns the place of a stage or of one of its chunks: `first`, `middle` or `last`.
 
-        `has_beginning` and `has_end` say whether the chunk is among the first or the last of a
-        stage.
+        `has_beginning`: whether the chunk is the stage's first; `has_end`: whether it is its last.
         """
         if stage == 0 and has_beginning:
             return FIRST
@@ -203,7 +202,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
         return sum(entries[stage][action, chunk] for chunk in range(table.chunks))
 
     # Stages with the same place and the same chunks are of one kind. The first stage of each kind
-    # is planned, because it saves the most activations, and so is the busiest stage.
+    # is planned, because it saves the most activations. The busiest stage is planned too.
     kinds = [(step.place(stage), *chunks) for stage, chunks in enumerate(step.stages)]
     alike = [kinds.index(kind) for kind in kinds]
     busiest = max(range(table.stages), key=lambda stage: timing.busy[stage])
