@@ -41,13 +41,13 @@ def checked(function: F) -> F:
             return function(*args, **kwargs)
         hints = _hints(function)
         for argument, value in given.items():
-            if not fits(value, hints.get(argument, object)):
-                hint = function.__annotations__[argument]
-                if typing.get_origin(hints[argument]) is Annotated:
-                    hint = hints[argument].__origin__
-                hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-                raise TypeError(f"{name}: {argument} is {_shown(value)}, and must be {hint}")
-            for limits in getattr(hints.get(argument), "__metadata__", ()):
+            hint = hints.get(argument, object)
+            if not fits(value, hint):
+                is_annotated = typing.get_origin(hint) is Annotated
+                text = hint.__origin__ if is_annotated else function.__annotations__[argument]
+                text = text if isinstance(text, str) else inspect.formatannotation(text)
+                raise TypeError(f"{name}: {argument} is {_shown(value)}, and must be {text}")
+            for limits in getattr(hint, "__metadata__", ()):
                 limits.check(argument, value)
         return function(*args, **kwargs)
 
@@ -56,6 +56,7 @@ def checked(function: F) -> F:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the evaluated hints of the arguments; `Annotated` keeps its limits."""
     return typing.get_type_hints(function, include_extras=True)
 
 

@@ -37,6 +37,7 @@ class Limits:
             "at most": self.max,
             "below": self.below,
         }
+        # An infinite `max` only lifts the default of `_LARGEST`; see `check`.
         given = {word: n for word, n in bounds.items() if n not in (None, math.inf)}
         return " and ".join(f"{word} {n:,}" for word, n in given.items())
 

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import inspect
-import itertools
 import math
 import numbers
 import re
@@ -127,7 +126,12 @@ class ValueType:
 
 
 _ANY = ValueType(None, nullable=True)
-_TYPES = itertools.starmap(ValueType, itertools.product(SCALARS, (False, True), (False, True)))
+_TYPES = [
+    ValueType(scalar, is_list=is_list, nullable=nullable)
+    for scalar in SCALARS
+    for is_list in (False, True)
+    for nullable in (False, True)
+]
 _BY_NAME = {str(each): each for each in (*_TYPES, _ANY)}
 
 

@@ -164,10 +164,17 @@ def parse_json(
     return convert(value, schema, source)
 
 
-def _parsed(load: Callable[[str], Any], text: str, failure: str, *checks: bool) -> Any:
+def _parsed(
+    load: Callable[[str], Any],
+    text: str,
+    failure: str,
+    check_text: bool = False,
+    allow_infinite: bool = False,
+) -> Any:
+    """Parses a text and checks its values; `failure` begins the message of an InvalidFileError."""
     try:
         value = load(text)
-        _check_tree(value, _MAX_DEPTH, *checks)
+        _check_tree(value, _MAX_DEPTH, check_text, allow_infinite)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidFileError(f"{failure}: {reason}") from error

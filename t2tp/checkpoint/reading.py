@@ -397,10 +397,10 @@ def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
     """
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
-            found = Marker.finished_step(path)
+            finished_step = Marker.finished_step(path)
         except errors.UnusableCheckpointError:
-            found = step
-        if found == step:
+            finished_step = step
+        if finished_step == step:
             return CheckpointPath(path, step)
     return None
 

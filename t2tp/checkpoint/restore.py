@@ -71,14 +71,15 @@ def restore_latest(
     before = None if last_step is None else last_step + 1
 
     def choose() -> Checkpoint | None:
-        found = latest(directory, before)
-        steps = step_directories(directory)
-        if found is None and any(last_step is None or step <= last_step for step in steps):
+        checkpoint = latest(directory, before)
+        if checkpoint is None and any(
+            last_step is None or step <= last_step for step in step_directories(directory)
+        ):
             raise UnusableCheckpointError(
                 f"{directory} holds checkpoints, but none of them can be used: each is damaged. To"
                 " start from scratch, choose another directory."
             )
-        return found
+        return checkpoint
 
     while (choice := _choose(variables.cluster, directory, choose)) is not None:
         try:
@@ -147,8 +148,9 @@ def _restore_choice(choice: _ChosenCheckpoint, variables: Variables, strict: boo
         saved = _open_same(choice)
         restore(saved, variables, strict=strict)
     except _ERRORS as error:
-        severity = max(number for number, kind in enumerate(_ERRORS) if isinstance(error, kind))
-        outcome = severity, str(error)
+        # The last match: a DamagedCheckpointError is also an UnusableCheckpointError.
+        rank = max(number for number, kind in enumerate(_ERRORS) if isinstance(error, kind))
+        outcome = rank, str(error)
     outcomes = variables.cluster.process_allgather("restored", outcome)
     failures = [
         (each[0], process_id, each[1])
@@ -156,8 +158,8 @@ def _restore_choice(choice: _ChosenCheckpoint, variables: Variables, strict: boo
         if each is not None
     ]
     if failures:
-        severity, process_id, reason = min(failures)
-        raise _ERRORS[severity](f"process {process_id}: {reason}" if process_id else reason)
+        rank, process_id, reason = min(failures)
+        raise _ERRORS[rank](f"process {process_id}: {reason}" if process_id else reason)
     return saved
 
 

@@ -105,21 +105,21 @@ class _Saving:
 
     @contextlib.contextmanager
     def together(self, phase: str) -> Iterator[None]:
-        """Waits until all processes are at the end; an error in one becomes an error in all."""
+        """Runs a phase in all processes; if it fails in one process, it fails in all of them."""
         failure: Exception | None = None
         try:
             yield
         except Exception as error:
             failure = error
         # A failed process must reach the exchange too: the other processes wait there.
-        answer = "" if failure is None else _cause(failure) or type(failure).__name__
-        answers = self.cluster.process_allgather(f"checkpoint-{self.step}-{phase}", answer)
-        failed = [f"process {number}: {text}" for number, text in enumerate(answers) if text]
-        if failed:
+        cause = "" if failure is None else _cause(failure)
+        causes = self.cluster.process_allgather(f"checkpoint-{self.step}-{phase}", cause)
+        errors = [f"process {number}: {text}" for number, text in enumerate(causes) if text]
+        if errors:
             if self.cluster.is_main_process:
                 # If the removal fails too, the directory's temporary name marks it unfinished.
                 shutil.rmtree(self.temporary, ignore_errors=True)
-            raise self.explained(failure or OSError(failed[0])) from failure
+            raise self.explained(failure or OSError(errors[0])) from failure
 
     def begin(self, metadata: dict) -> None:
         """Checks the arguments; process 0 creates the temporary directory."""
@@ -218,8 +218,9 @@ class _Saving:
 
 
 def _cause(failure: Exception) -> str:
+    """Returns the error's message without a final period, or its type if it has no message."""
     text = reason(failure) if isinstance(failure, tf.errors.OpError) else str(failure)
-    return text.rstrip(".")
+    return text.rstrip(".") or type(failure).__name__
 
 
 def _check_destination(directory: Path, step: int) -> None:

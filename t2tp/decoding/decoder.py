@@ -296,7 +296,10 @@ class Decoder:
         if request.limit is not None and limit > room:
             logging.warning(
                 "row %d: at most %d tokens are generated, not %d: the model's context_length is %d",
-                *(number, room, limit, self.max_length),
+                number,
+                room,
+                limit,
+                self.max_length,
             )
         limit = min(limit, room)
         length = self._rounded(max(1, prefix + limit))

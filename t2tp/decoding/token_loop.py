@@ -52,5 +52,5 @@ def token_loop(
         flat_body,
         [zero, *start, *state.values()],
     )
-    most = mtf.reduce_max(mtf.broadcast(steps, [rows.batch]), output_shape=scalar)
-    return most, unpacked(values)[0]
+    max_steps = mtf.reduce_max(mtf.broadcast(steps, [rows.batch]), output_shape=scalar)
+    return max_steps, unpacked(values)[0]

@@ -17,7 +17,7 @@ from t2tp.checkpoint.reading import DIMENSIONS, MESH_SHAPE, TRAINABLE
 from t2tp.checkpoint.variables import slices_as_saved
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_directory import INDEX_FILE, WEIGHTS_FILE, ModelDirectory
-from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
+from t2tp.huggingface.safetensors_file import DTYPE_NAMES, DTYPES, TensorInfo, create
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, TensorPiece, Variable
 
 Progress = Callable[[int], object]
@@ -228,11 +228,10 @@ def _files(
     saved: Checkpoint, variables: Sequence[Variable], dtype: str, most_bytes: int
 ) -> dict[str, Tensors]:
     """Distributes the tensors over files; returns their dtypes and shapes, by file and name."""
-    names = {kind: name for name, kind in DTYPES.items()}
     dtypes = saved.dtypes()
     kinds: Tensors = {}
     for each in variables:
-        kind = names[np.dtype(tf.as_dtype(dtype or dtypes[each.name]).as_numpy_dtype)]
+        kind = DTYPE_NAMES[np.dtype(tf.as_dtype(dtype or dtypes[each.name]).as_numpy_dtype)]
         kinds |= {piece.theirs: (kind, piece.shape) for piece in each.pieces}
     groups = _groups(kinds.items(), lambda item: _bytes(*item[1]), most_bytes)
     files = [dict(group) for group in groups]

@@ -34,6 +34,7 @@ DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
 
 def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a file with these tensors, whose dtypes are in `DTYPES`."""
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    created = create(path, {key: (names[each.dtype], each.shape) for key, each in tensors.items()})
+    created = create(
+        path, {key: (DTYPE_NAMES[each.dtype], each.shape) for key, each in tensors.items()}
+    )
     for key, tensor in tensors.items():
         created[key].opened("r+")[...] = tensor

@@ -176,7 +176,7 @@ class ExpertAssignment:
 
 
 def token_choices(router: Router) -> tuple[list[TokenChoice], mtf.Tensor]:
-    """Chooses the k experts with the highest scores for each token.
+    """Chooses the `routing.choices` experts with the highest scores for each token.
 
     `top_1` follows W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1: the gate
     is the score. `top_2` follows D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2: the
@@ -188,11 +188,11 @@ def token_choices(router: Router) -> tuple[list[TokenChoice], mtf.Tensor]:
     arXiv:2412.19437, section 2.1.2).
 
     Returns:
-      the k choices, and each row's load-balancing loss: the sum of its groups' losses, each times
+      the choices, and each row's load-balancing loss: the sum of its groups' losses, each times
       the group's number of tokens. A group's loss is experts * sum_e f_e * P_e (Switch, equation
       4). f_e is the number of choices of expert e divided by the number of tokens in the group, and
-      P_e is the mean score of the group's tokens for e. Only `top_k` counts all choices; the others
-      count the first. Sigmoid scores are normalized over the experts first.
+      P_e is the mean score of the group's tokens for e. `top_k` counts all choices of a token;
+      `top_1` and `top_2` count the first. Sigmoid scores are normalized over the experts first.
     """
     experts, routing = router.experts, router.routing
     is_top_k = routing.gating == "top_k"
@@ -207,7 +207,8 @@ def token_choices(router: Router) -> tuple[list[TokenChoice], mtf.Tensor]:
         gate = mtf.reduce_sum(probabilities * chosen, reduced_dim=experts)
         choices.append(TokenChoice(pick, chosen * router.token_mask, gate))
     factor: mtf.Tensor | float = routing.gate_scale if is_top_k else 1.0
-    if routing.normalize_gates if is_top_k else len(choices) > 1:
+    normalizes = routing.normalize_gates if is_top_k else routing.choices > 1
+    if normalizes:
         factor = factor / mtf.maximum(mtf.add_n([choice.gate for choice in choices]), 1e-9)
     choices = [replace(choice, gate=choice.gate * factor) for choice in choices]
     if routing.router_scores == "sigmoid":

@@ -1,7 +1,7 @@
 """Collects the data of a layout report from the analysis of a lowered program."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from t2tp import upstream
@@ -88,18 +88,22 @@ def _collectives(
             )
 
 
-def _variables(graph: upstream.Graph, layout: Layout) -> Iterator[report.VariableLine]:
+def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLine]:
     """Lists the variables with their slots."""
-    # The lists get their slots while the variables are listed.
     slots: dict[str, list[report.SlicedTensor]] = {v.name: [] for v in graph.trainable_variables}
+    tensors: dict[upstream.Variable, report.SlicedTensor] = {}
     for variable in graph.all_variables:
-        name, dtype = variable.name, variable.activation_dtype
+        name = variable.name
         tensor = report.SlicedTensor(name, variable.shape, variable.slice_dtype, layout)
         owner = None if variable.trainable else owner_of(name, slots)
         if owner is None:
-            yield report.VariableLine(tensor, dtype, variable.trainable, slots.get(name, ()))
+            tensors[variable] = tensor
         else:
             slots[owner].append(tensor)
+    return [
+        report.VariableLine(tensor, v.activation_dtype, v.trainable, tuple(slots.get(v.name, ())))
+        for v, tensor in tensors.items()
+    ]
 
 
 def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:

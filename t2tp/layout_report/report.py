@@ -101,7 +101,7 @@ class VariableLine:
     tensor: SlicedTensor
     activation_dtype: tf.DType
     trainable: bool
-    slots: Sequence[SlicedTensor] = ()
+    slots: tuple[SlicedTensor, ...] = ()
 
     @property
     def slot_bytes(self) -> int:
@@ -192,23 +192,24 @@ class ReportData:
     pipeline: PipelineLine | None = None
 
     @functools.cached_property
-    def uses_by_variable(self) -> dict[str | None, list[Use]]:
+    def uses_by_variable(self) -> dict[str, list[Use]]:
         """The collectives of each variable, with their uses."""
         return self._uses_by(lambda use: {*use.used, use.gradient_of})
 
     @functools.cached_property
-    def uses_by_tensor(self) -> dict[str | None, list[Use]]:
+    def uses_by_tensor(self) -> dict[str, list[Use]]:
         """For each tensor, the collectives that reduce it or that its operation emits."""
         return self._uses_by(lambda use: {use.tensor.removesuffix(":0")})
 
     def _uses_by(
         self, names_of: Callable[[CollectiveUse], set[str | None]]
-    ) -> dict[str | None, list[Use]]:
-        uses = defaultdict(list)
+    ) -> dict[str, list[Use]]:
+        uses: dict[str, list[Use]] = defaultdict(list)
         for line in self.collectives:
             for use in line.uses:
                 for name in names_of(use):
-                    uses[name].append((line, use))
+                    if name is not None:
+                        uses[name].append((line, use))
         return uses
 
     def splits(self) -> dict[str, tuple[str, ...]]:

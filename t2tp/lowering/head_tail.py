@@ -24,8 +24,8 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks, signature_of
 from t2tp.lowering.reshape import begins
 from t2tp.lowering.signature import has
-from t2tp.mesh.attributes import attributes
 from t2tp.mesh.graph_memo import GraphMemo
+from t2tp.mesh.set_temporarily import set_temporarily
 
 CONSECUTIVE: Order = frozenset()
 
@@ -126,7 +126,7 @@ class Orders:
 
     def isolated(self) -> contextlib.AbstractContextManager[None]:
         """When the context ends, discards the orders that were set inside it."""
-        return attributes(self, _of=dict(self._of))
+        return set_temporarily(self, _of=dict(self._of))
 
     def has(self, tensor: upstream.Tensor) -> bool:
         """Whether a lowered tensor is in the current order."""

@@ -71,13 +71,16 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     and reshape may then become one reduce-scatter.
     """
     (y,) = op.outputs
-    exact = lowering.mesh_impl(op).layout.exact_sums
-    if exact and lowering.add_parts(y, op.inputs):
-        return
-    for x, bias in () if exact else (op.inputs, op.inputs[::-1]):
-        if _add_bias(x, bias, y, lowering):
+    if lowering.mesh_impl(op).layout.exact_sums:
+        if lowering.add_parts(y, op.inputs):
             return
-    if exact or lowering.needed.issuperset(op.inputs):
+        needs_values = True
+    else:
+        for x, bias in (op.inputs, op.inputs[::-1]):
+            if _add_bias(x, bias, y, lowering):
+                return
+        needs_values = lowering.needed.issuperset(op.inputs)
+    if needs_values:
         for x in op.inputs:
             lowering.set_slice(x, lowering.slice(x))
     op.lower(lowering)
@@ -86,10 +89,12 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
 def _add_bias(
     x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
 ) -> bool:
-    """Adds a bias to the partial sum of one member of each all-reduce; y stays a deferred sum.
+    """Adds a bias to the partial sum of one member of each all-reduce, so that y stays deferred.
+
+    It does so only if x is a deferred sum, nothing else needs x, and a reshape follows.
 
     Returns:
-      whether it added the bias: nothing else needs x, x is a deferred sum, and a reshape follows.
+      whether it added the bias.
     """
     in_order = [dim for dim in y.shape.dims if dim in bias.shape.dims]
     if x.shape != y.shape or bias.shape.size >= y.shape.size or bias.shape.dims != in_order:

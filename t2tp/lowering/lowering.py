@@ -23,10 +23,10 @@ from t2tp.lowering.operation import hooks, is_local
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
 from t2tp.lowering.signature import applies_function
 from t2tp.lowering.staged_sums import sum_in_stages
-from t2tp.mesh.attributes import attributes
 from t2tp.mesh.dimensions import declared
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.set_temporarily import set_temporarily
 
 T = TypeVar("T")
 
@@ -210,7 +210,10 @@ class GraphLowering(upstream.Lowering):
         One branch of a condition cannot use another branch's tensors.
         """
         tensors, in_place = dict(self.tensors), set(self.updated_in_place)
-        with attributes(self, tensors=tensors, updated_in_place=in_place), self.orders.isolated():
+        with (
+            set_temporarily(self, tensors=tensors, updated_in_place=in_place),
+            self.orders.isolated(),
+        ):
             yield
 
     def inside_loop(self, iteration: tf.Tensor) -> contextlib.AbstractContextManager[None]:
@@ -219,14 +222,14 @@ class GraphLowering(upstream.Lowering):
         The body's random numbers depend on `iteration`, the index of the iteration, an int64
         scalar.
         """
-        return attributes(self, _loop_iterations=[*self._loop_iterations, iteration])
+        return set_temporarily(self, _loop_iterations=[*self._loop_iterations, iteration])
 
     def inside_microbatch(self, microbatch: Microbatch) -> contextlib.AbstractContextManager[None]:
         """Lowers a microbatch's computation inside the context.
 
         Its rows get the random numbers that they have in the full batch.
         """
-        return attributes(self, _microbatch=microbatch)
+        return set_temporarily(self, _microbatch=microbatch)
 
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large.

@@ -64,14 +64,14 @@ def slice_bits(
     A model has hundreds of small variables. For a few elements TensorFlow takes milliseconds to
     compute `bits`, and NumPy microseconds.
     """
-    each = []
+    addends = []
     for axis, (first, count) in enumerate(zip(begin, size, strict=True)):
         along = np.arange(first, first + count, dtype=np.uint64)
         along *= np.uint64(math.prod(shape[axis + 1 :]))
-        each.append(along.reshape([-1] + [1] * (len(shape) - axis - 1)))
+        addends.append(along.reshape([-1] + [1] * (len(shape) - axis - 1)))
     if math.prod(size) > _SMALL:
-        return draw(unchanged, key, *each)
-    index = sum(each, np.zeros([1] * len(shape), np.uint64))
+        return draw(unchanged, key, *addends)
+    index = sum(addends, np.zeros([1] * len(shape), np.uint64))
     # As a vector, because NumPy warns when scalars overflow.
     return tf.constant(_numpy_bits(np.uint64(key), index.reshape(-1)).reshape(size))
 

@@ -226,16 +226,8 @@ class _ReshapePlan:
         old_sizes, new_sizes = aligned
         self._old, self._old_rest = _split_factors(before, old_shape, old_sizes)
         self._new, _ = _split_factors(mesh_impl, new_shape, new_sizes)
-        self._old_slice, self._new_slice = (
-            [
-                size // each.layout.num_slices(dim.name)
-                for size, dim in zip(sizes, shape.dims, strict=True)
-            ]
-            for each, sizes, shape in (
-                (before, old_sizes, old_shape),
-                (mesh_impl, new_sizes, new_shape),
-            )
-        )
+        self._old_slice = _slice_sizes(before, old_shape, old_sizes)
+        self._new_slice = _slice_sizes(mesh_impl, new_shape, new_sizes)
 
     @property
     def communicates(self) -> bool:
@@ -421,6 +413,12 @@ def _split_factors(
             at = split[part].end
         begin *= size
     return split, _without(sizes, list(split.values()))
+
+
+def _slice_sizes(mesh_impl: SpmdMeshImpl, shape: upstream.Shape, sizes: Sequence[int]) -> list[int]:
+    """Divides the aligned sizes of a shape by the numbers of slices."""
+    slices = [mesh_impl.layout.num_slices(dim.name) for dim in shape.dims]
+    return [size // count for size, count in zip(sizes, slices, strict=True)]
 
 
 def _without(sizes: Sequence[int], split: Sequence[Factor]) -> list[Factor]:

@@ -179,7 +179,7 @@ _UPSTREAM: dict[type, Signature | Callable[..., Signature]] = {
         ordered=ALL, pads=True, any_slice=True, cost="free"
     ),
     upstream.ops.ImportOperation: Signature(ordered=ALL, pads=True, cost="free"),
-    # Seldom in memory: look-ups read the ids, and a compiler fuses other readers with it.
+    # Rarely in memory: look-ups read the ids, and a compiler fuses other readers with it.
     upstream.ops.OneHotOperation: Signature(ordered=ALL, pads=True, cost="view"),
     upstream.ops.PadOperation: _of_slices,
     upstream.PrintOperation: Signature(ordered=ALL, pads=True, cost="view"),

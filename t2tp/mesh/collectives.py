@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from t2tp.mesh import collective_kinds
-from t2tp.mesh.attributes import attributes
 from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.carriers import as_int64, carried, carrier_of, reduced_as
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout_text import LayoutError
+from t2tp.mesh.set_temporarily import set_temporarily
 from t2tp.mesh.wire import Wire
 
 # A tensor of at least this many elements may be summed in parts: each member sums one part.
@@ -95,11 +95,11 @@ class Collectives:
 
     def attributed_to(self, operation: str) -> contextlib.AbstractContextManager[None]:
         """Logs the collectives inside the context as belonging to an mtf operation."""
-        return attributes(self, _operation=operation)
+        return set_temporarily(self, _operation=operation)
 
     def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
         """Logs each collective inside the context as executed `times` times, as in a loop."""
-        return attributes(self, _times=self._times * times)
+        return set_temporarily(self, _times=self._times * times)
 
     def coordinate(self, axis: int) -> tf.Tensor:
         """Returns the processor's coordinate on an axis, an int32 scalar."""
@@ -329,7 +329,7 @@ class Collectives:
         """
         peers: list[int | None] = []
         for pnum, group in enumerate(self._axes.groups(self._axes.parts(axis))):
-            member = members[group.index(pnum)]
+            member = members[self._axes.coordinate(axis, pnum)]
             peers.append(None if member is None else group[member])
         return peers
 

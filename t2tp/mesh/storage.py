@@ -69,6 +69,11 @@ class Storage:
     prefetch: int = 1
 
 
+def shape_in_use(shape: upstream.Shape) -> upstream.Shape:
+    """Converts a variable's shape at rest to its shape in use."""
+    return upstream.Shape([upstream.Dimension(name_in_use(d.name), d.size) for d in shape.dims])
+
+
 def name_in_use(dim_name: str) -> str:
     """Returns the name of a dimension in use, without the axes that shard it at rest."""
     return dim_name.partition(_AT_REST)[0]

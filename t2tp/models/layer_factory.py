@@ -82,15 +82,15 @@ class LayerFactory:
         return self._hparams.construct(Embedding, vocab, self.d_model, logits_bias=logits_bias)
 
     def stack_input(self, x: mtf.Tensor, forward: ForwardPass) -> tuple[mtf.Tensor, ForwardPass]:
-        """Returns the arguments of a stack: embeddings with positions, and the forward pass.
+        """Returns the inputs of a stack: its activations and the forward pass.
 
-        The embeddings have position encodings, and are after the norm, token shift and dropout.
-        With sequence parallelism, the length dimension is renamed; see `between_blocks`. If
-        positions are relative, the forward pass has their bias of the attention scores.
+        Adds position encodings to the embeddings, then applies the norm, token shift and dropout.
+        With sequence parallelism, renames the length dimension; see `between_blocks`. With relative
+        positions, adds the bias of the attention scores to the forward pass.
 
         Args:
           x: [batch..., length, d_model], the embeddings; in a decode step [batch..., d_model].
-          forward: the forward pass, without that bias.
+          forward: the forward pass, without `relative_bias`.
 
         Raises:
           ValueError: there are more positions than learned ones.

@@ -15,6 +15,10 @@ from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.cross_entropy.projected import Teacher, is_worth_chunks, projected_cross_entropy
 from t2tp.optim.loss import LossOutput, LossTerm
 
+# Feature, integers [batch, length]: the weight of each target. It is 0 for tokens that are only
+# read, such as prompts.
+TARGETS_WEIGHTS = "targets_weights"
+
 
 def predicted(
     logits: mtf.Tensor,
@@ -150,11 +154,6 @@ def with_experts(
         "expert_dropped": mtf.add_n([mtf.reduce_sum(t.sums.dropped) for t in stacks.values()]),
     }
     return LossOutput(terms, {**out.metrics, **sums})
-
-
-# Feature, integers [batch, length]: the weight of each target. It is 0 for tokens that are only
-# read, such as prompts.
-TARGETS_WEIGHTS = "targets_weights"
 
 
 def weights_of_targets(features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:

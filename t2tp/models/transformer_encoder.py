@@ -17,9 +17,16 @@ from t2tp.layers.linear import dense, square_dense
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.metrics import positive_sums
-from t2tp.models import losses, model
+from t2tp.models import model
 from t2tp.models.layer_factory import LayerFactory
-from t2tp.models.losses import predicted_tokens, weights_of, with_experts, with_metrics
+from t2tp.models.losses import (
+    loss_options,
+    predicted,
+    predicted_tokens,
+    weights_of,
+    with_experts,
+    with_metrics,
+)
 from t2tp.ops.random_by_row import random_by_row
 
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
@@ -125,8 +132,8 @@ class TransformerEncoder(model.Model):
         logits, totals = self._class_logits(features, training)
         targets, classes = features["targets"], logits.shape.dims[-1]
         weights = mtf.cast(features["weights"], tf.float32)
-        options = losses.loss_options(self.hparams)
-        out = losses.predicted(logits, targets, weights, classes, training, **options)
+        options = loss_options(self.hparams)
+        out = predicted(logits, targets, weights, classes, training, **options)
         if not training and classes.size == 2:
             out = with_metrics(out, positive_sums(logits, targets, weights, classes))
         return with_experts(out, self.hparams, totals, {"": features["inputs_segmentation"]})

@@ -14,10 +14,10 @@ def matmul_flops(operations: Iterable[upstream.Operation]) -> int:
 
     A multiply-add counts as two. Einsums that sum over a dimension, convolutions, attention and
     other operations that define `matmul_flops` are included; element-wise operations are not, nor
-    einsums with a one-hot tensor that are look-ups.
-    Attention counts every pair of query and key; with a window, every pair inside the window. Pairs
-    that a causal mask hides are counted too, as in PaLM's formula 6N + 12LHQT (arXiv:2204.02311,
-    appendix B). The body of a loop is counted once.
+    einsums that look up or sum rows by a one-hot tensor. Attention counts every pair of query and
+    key; with a window, every pair inside the window. Pairs that a causal mask hides are counted
+    too, as in PaLM's formula 6N + 12LHQT (arXiv:2204.02311, appendix B). The body of a loop is
+    counted once.
     """
     return sum(_flops(op) for op in all_operations(operations))
 

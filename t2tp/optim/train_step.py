@@ -135,8 +135,9 @@ def _apply(
     }
     conditions = conditions_of_step(loss, norm, is_finite, hparams)
     if loss_scale is not None:
-        conditions.append(finite([norm]))
-        loss_scale.update(conditions[-1])
+        fits = finite([norm])
+        conditions.append(fits)
+        loss_scale.update(fits)
         scalars["loss_scale"] = loss_scale.value
     is_good = functools.reduce(mtf.logical_and, conditions) if conditions else None
     if hparams.show_movement:

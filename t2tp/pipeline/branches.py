@@ -265,7 +265,9 @@ class _Branch:
         if pieces.before_backward is None:
             # Input gradients go to the previous stage. The first stage sends them to the last
             # stage, for the previous chunk.
-            for chunk in (self._chunk, self._chunk - 1):
+            chunks = (self._chunk, self._chunk - 1)
+            # Chunks whose messages have the same shapes share a wire, which sends one message.
+            for chunk in {self._wires.name(self._action, c): c for c in chunks}.values():
                 self._send(chunk, input_gradients)
         else:
             self._backward_before(pieces.before_backward, input_gradients)
@@ -335,7 +337,7 @@ class _Branch:
     def _with_shapes(
         self, tensors: Sequence[upstream.Tensor], values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns slices of tensors, with the shapes that tracing may not know."""
+        """Returns the values with the static shapes of the slices, which tracing may lose."""
         shapes = [self._branches.mesh_impl.slice_shape(x.shape) for x in tensors]
         return [tf.ensure_shape(x, s) for x, s in zip(values, shapes, strict=True)]
 

@@ -151,9 +151,8 @@ class _ChainLowering:
 
     def run(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the results of the last stage's layers, and this stage's own tensors."""
-        entered, passed = (
-            [self._zeros(x) for x in tensors] for tensors in (self._enter.outputs, self._op.passed)
-        )
+        entered = [self._zeros(x) for x in self._enter.outputs]
+        passed = [self._zeros(x) for x in self._op.passed]
         own = [
             self._zeros(x) if old is None else self._lowering.slice(old)
             for x, old in zip(self._op.own, self._op._before, strict=True)

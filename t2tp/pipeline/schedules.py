@@ -130,10 +130,11 @@ def _fill_table(
     def choose(stage: int) -> TickWork | None:
         if left[stage] and can_run(stage, left[stage][0]):
             entry = left[stage].pop(0)
-            if limit is not None and entry.action is Action.FORWARD:
-                alive[stage] += 1
-            elif limit is not None:
-                deferred[stage].append(entry._replace(action=Action.WEIGHTS))
+            if limit is not None:
+                if entry.action is Action.FORWARD:
+                    alive[stage] += 1
+                else:
+                    deferred[stage].append(entry._replace(action=Action.WEIGHTS))
             return entry
         if deferred[stage]:
             alive[stage] -= 1

@@ -128,7 +128,8 @@ class AttentionKernel:
         """Returns the share of the peak for queries that attend to `keys` keys."""
         name = f"{'causal_' if causal else ''}{'forward' if is_forward else 'backward'}"
         sizes, shares, ramps = zip(*getattr(self, name), strict=True)
-        share, ramp = (float(np.interp(head_size, sizes, each)) for each in (shares, ramps))
+        share = float(np.interp(head_size, sizes, shares))
+        ramp = float(np.interp(head_size, sizes, ramps))
         return share * keys / (keys + ramp)
 
 

@@ -20,8 +20,9 @@ class Level:
     """A level of links that the messages of a collective's group cross.
 
     Attributes:
-      below: number of members that the nearer levels connect with a member, the member included.
-      members: number of members that this level connects.
+      link: the links of this level.
+      below: number of members in one unit of the level below, such as one host.
+      members: number of members in one unit of this level.
     """
 
     link: Link
@@ -44,8 +45,10 @@ class CollectiveCost:
             return 0.0
         kind, sent = collective_kind(traffic.kind), self.sent_bytes(traffic)
         units = [math.ceil(level.members / level.below) for level in levels]
-        messages = zip(kind.messages(units), levels, strict=True)
-        latency = self._cluster.software.start + sum(n * at.link.latency for n, at in messages)
+        latency = self._cluster.software.start + sum(
+            count * level.link.latency
+            for count, level in zip(kind.messages(units), levels, strict=True)
+        )
         if kind.is_direct:
             # A member sends the same number of bytes to each other member. Each level carries a
             # part of them. For example, the level between hosts carries the bytes to other hosts.

@@ -24,8 +24,8 @@ class Request:
     Attributes:
       hparams: hparams, with mesh shape and layout.
       features: function from hparams to the features of a global batch.
-      training_step: function from hparams to a training step; its second argument is the share of
-        the layers of `hparams` that a lowered pipeline has.
+      training_step: function from hparams and a share to a training step. The share is the ratio of
+        the lowered stages to the real stages; it scales the depth of a teacher.
       lowered_before: cache of lowered programs, shared between plans.
     """
 
@@ -104,7 +104,7 @@ class Request:
     ) -> AbstractProgram:
         """Builds the abstract program of a training step.
 
-        The default is the features of the global batch.
+        `features` defaults to the features of the global batch.
         """
         layout = Layout.from_hparams(hparams)
         return AbstractProgram(

@@ -242,19 +242,18 @@ class Search:
                 yield groups.pop(program)
         most_bytes = _BYTES_ERROR * self.cluster.usable_memory(self.devices)
         while groups:
-            least = min((factor for factor, _ in factors.values()), default=1.0), 1.0
-            expected, fitting = {}, {}
-            for each in groups:
-                slower, larger = factors.get(each.kind, least)
-                expected[each] = slower * seconds[each]
-                if larger * num_bytes[each] <= most_bytes:
-                    fitting[each] = expected[each]
-            # The estimated bytes may be wrong, so the others are tried too if nothing fits.
-            if fitting or proposals:
-                expected = fitting
-            best = min(expected, key=lambda each: expected[each], default=None)
+            fastest = min((factor for factor, _ in factors.values()), default=1.0)
+            scales = {each: factors.get(each.kind, (fastest, 1.0)) for each in groups}
+            choices = [each for each in groups if scales[each][1] * num_bytes[each] <= most_bytes]
+            if not choices and not proposals:
+                # The estimated bytes may be wrong. Without a proposal, tries the others too.
+                choices = list(groups)
+            if not choices:
+                return
+            expected = {each: scales[each][0] * seconds[each] for each in choices}
+            best = min(choices, key=lambda each: expected[each])
             slowest = proposals[self.top - 1 : self.top]
-            if best is None or (slowest and slowest[0].plan.seconds <= _CLOSE * expected[best]):
+            if slowest and slowest[0].plan.seconds <= _CLOSE * expected[best]:
                 return
             yield groups.pop(best)
 

@@ -28,7 +28,7 @@ from t2tp.processes.process_spec import ProcessSpec, split_address
 RENDEZVOUS_SECONDS = 300.0
 
 _RETRY_SECONDS = 0.2
-_ACCEPT_SECONDS = 0.02  # How long process 0 waits for a connection before it looks for hellos.
+_ACCEPT_SECONDS = 0.02  # How long process 0 waits for a connection before it checks for hellos.
 _MESSAGE_SECONDS = 10.0  # Time limit for a whole message, once connected.
 # Open until this process ends: if it ends early, the others may still be waiting for it.
 _kept: list[Channel] = []
@@ -198,11 +198,11 @@ class _RendezvousServer:
     def next(self, deadline: float) -> _JoiningProcess | None:
         """Accepts connections and returns the next process that joins; None if time is over."""
         while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                return self._joining.get_nowait()
             with contextlib.suppress(OSError):
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._handshake, args=(connection,), daemon=True).start()
-            with contextlib.suppress(queue.Empty):
-                return self._joining.get_nowait()
         return None
 
     def _handshake(self, connection: socket.socket) -> None:

@@ -12,7 +12,7 @@ from t2tp.garbage_collection import without_garbage_collection
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
-from t2tp.program.program import Feature, Graph, Program, StepFn
+from t2tp.program.program import Feature, Program, StepFn
 from t2tp.program.variables import SlicedVariable, StagedVariable, Variables, VariableSpec
 
 tf1 = tf.compat.v1
@@ -73,9 +73,9 @@ class AbstractProgram(Program):
     def _check_kernels(self, xla: bool | None) -> None:
         """Checks nothing: no kernel runs."""
 
-    def _build_for_shapes(self, graph: tf.Graph | None = None) -> Graph:
-        """Builds the step's graph in the TensorFlow graph in which it will be lowered."""
-        return super()._build_for_shapes(graph or self._trace_graph)
+    def _graph_for_shapes(self) -> tf.Graph:
+        """Returns the TensorFlow graph in which the step will be lowered."""
+        return self._trace_graph
 
 
 class _AbstractVariables(Variables):

@@ -611,11 +611,15 @@ class Program:
             }
         return Graph(graph, mesh, outputs)
 
-    def _build_for_shapes(self, graph: tf.Graph | None = None) -> Graph:
+    def _graph_for_shapes(self) -> tf.Graph:
+        """Returns the TensorFlow graph in which `_build_for_shapes` builds."""
+        return tf.Graph()
+
+    def _build_for_shapes(self) -> Graph:
         """Builds the step's mtf graph on placeholders, only to find variables and shapes."""
         for name, feature in self._features.items():
             check_tensor(self.layout, name, feature.shape)
-        with (graph or tf.Graph()).as_default(), without_garbage_collection():
+        with self._graph_for_shapes().as_default(), without_garbage_collection():
             parts = [
                 tf1.placeholder(f.dtype, self.layout.slice_size(f.shape))
                 for f in self._features.values()

@@ -15,7 +15,7 @@ from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.layer_names import layer_of
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.storage import name_in_use
+from t2tp.mesh.storage import shape_in_use
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.pipeline.loop import PipelineLoop
@@ -271,8 +271,7 @@ def bytes_by_purpose(
 
 def elements_in_use(variable: upstream.Variable, layout: Layout) -> int:
     """Returns the number of a variable's elements that a processor uses."""
-    dims = [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in variable.shape.dims]
-    return math.prod(layout.slice_size(upstream.Shape(dims)))
+    return math.prod(layout.slice_size(shape_in_use(variable.shape)))
 
 
 def largest_layer(graph: upstream.Graph, layout: Layout) -> int:

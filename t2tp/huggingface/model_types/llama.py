@@ -125,18 +125,18 @@ def gpt_oss(hparams: HParams) -> list[TensorRow]:
 
 def phi3(hparams: HParams) -> list[TensorRow]:
     """Returns all entries of Phi-3: like Llama's, but with joined matrices and without biases."""
-    attention, network = f"{LAYER}/attention", f"{LAYER}/feed_forward"
+    attention_scope, network_scope = f"{LAYER}/attention", f"{LAYER}/feed_forward"
     heads = ("heads d_kv", "kv_heads d_kv", "kv_heads d_kv")
     qkv = f"{BLOCK}.self_attn.qkv_proj.weight", f"({' + '.join(heads)}) d_model"
     gates = f"{BLOCK}.mlp.gate_up_proj.weight", "(part d_ff) d_model"
-    joined = (f"{network}/gate", f"{network}/input")
-    output = f"{BLOCK}.self_attn.o_proj", f"{attention}/output", "heads d_kv", "d_model"
-    down = f"{BLOCK}.mlp.down_proj", f"{network}/output", "d_ff", "d_model"
+    joined = (f"{network_scope}/gate", f"{network_scope}/input")
+    output = f"{BLOCK}.self_attn.o_proj", f"{attention_scope}/output", "heads d_kv", "d_model"
+    down = f"{BLOCK}.mlp.down_proj", f"{network_scope}/output", "d_ff", "d_model"
     return [
         *around(hparams),
         *norms(hparams),
         *(
-            TensorRow(*qkv, f"{attention}/{name}", f"d_model {dims}", term=number)
+            TensorRow(*qkv, f"{attention_scope}/{name}", f"d_model {dims}", term=number)
             for number, (name, dims) in enumerate(zip("qkv", heads, strict=True))
         ),
         *dense(*output, bias=False),

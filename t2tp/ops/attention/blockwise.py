@@ -239,15 +239,15 @@ def backward(
       the gradients w.r.t. q and the bias, for each part; and the gradients w.r.t. k and v, float32
       in blocks.
     """
-    ours, start = begun(by_query, terms)
+    ours, start = start_backward(by_query, terms)
     sums, d_memory = with_gradients(start, ours, *memory, terms)
     return query_gradients(sums, ours), d_memory
 
 
-def begun(
+def start_backward(
     by_query: Sequence[Sequence[tf.Tensor]], terms: Sequence[ScoreTerms]
 ) -> tuple[list[BackwardQueries], list[BlockSums]]:
-    """Returns each part's queries for `with_gradients`, and sums of zero."""
+    """Returns each part's queries for `with_gradients`, and zero sums."""
     ours, sums = [], []
     for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True):
         ours.append(BackwardQueries.of(q, mean, log, dy, of_part))
@@ -310,7 +310,7 @@ def with_gradients(
         summed = []
         for part, of_part, (begin, end), so_far in zip(ours, terms, ranges, sums, strict=True):
             bounds = begin[j], end[j]
-            so_far, d_kv = _with_queries(part, of_part, j, *here, bounds, so_far, d_kv)
+            so_far, d_kv = _add_block_gradients(part, of_part, j, *here, bounds, so_far, d_kv)
             summed.append(so_far)
         return j + 1, summed, dks.write(at, d_kv[0]), dvs.write(at, d_kv[1])
 
@@ -321,7 +321,7 @@ def with_gradients(
     return sums, (dks.stack(), dvs.stack())
 
 
-def _with_queries(
+def _add_block_gradients(
     ours: BackwardQueries,
     terms: ScoreTerms,
     index: tf.Tensor,

@@ -301,7 +301,7 @@ class _AttentionSlice:
         self, lowering: Lowering, op: AttentionOperation, inputs: Sequence[upstream.Tensor]
     ) -> None:
         """Prepares `op`, or its gradient with `inputs` that begin with the inputs of `op`."""
-        q, k, options = *inputs[:2], op._options
+        (q, k), options = inputs[:2], op._options
         heads, length, d_kv = q.shape.dims[-3:]
         kv_heads, memory, _ = k.shape.dims[-3:]
         self._lowering, self._options, self._rng_name = lowering, options, op.name
@@ -364,9 +364,13 @@ class _AttentionSlice:
         target, key_block = None, 0
         if is_whole and options.suits_cudnn:
             target = cudnn.usable(mesh_impl.target, self._q.dtype, d_kv.size)
-        self.method = cudnn if target else blockwise if options.is_blockwise else dense
-        if self.method is blockwise:
+        if target:
+            self.method = cudnn
+        elif options.is_blockwise:
+            self.method = blockwise
             key_block = blockwise.key_block_of(memory.size, self._rows, options.block_size)
+        else:
+            self.method = dense
         is_head_tail = bool(self.memory_order)
         self._gathered = gathered = GatheredMemory(
             self._shared, self._memory, memory.size, key_block, is_head_tail=is_head_tail

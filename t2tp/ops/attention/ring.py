@@ -135,7 +135,7 @@ def backward(
     The gradients w.r.t. k and v are at least float32. `by_query` has `q`, `mean`, `log` and `dy` of
     each part, as for `blockwise.backward`.
     """
-    ours, start = blockwise.begun(by_query, terms)
+    ours, start = blockwise.start_backward(by_query, terms)
 
     def step(
         t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.BlockSums]

@@ -179,7 +179,7 @@ def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
 
 
 class _KernelWindows(Windows):
-    """The windows, and what TensorFlow's kernels see of a slice.
+    """The windows of TensorFlow's kernels, and the elements of a slice that they read.
 
     If windows have size 1, they read only one row or column per stride. `seen` then removes the
     rows or columns that no window reads. This is faster than letting the kernels skip them. Also,

@@ -40,8 +40,7 @@ class Halo:
         self._collectives = mesh_impl.collectives
         self.tensor_axis = tensor_axis
         self.before, self.after = before, after
-        size = 1 if self.mesh_axis is None else mesh_impl.shape[self.mesh_axis].size
-        places = range(size)
+        places = range(mesh_impl.layout.num_slices(dim.name))
         self._from_before = [None, *places[:-1]]
         self._from_after = [*places[1:], None]
 
@@ -89,7 +88,7 @@ class Halos:
     """The halos of a processor's slice along several dimensions."""
 
     def __init__(self, halos: Sequence[Halo]) -> None:
-        """Exchanges the halos one after the other, so that the last ones have the corners."""
+        """Stores the halos, in the order of their exchange. Later halos include the corners."""
         self._halos = halos
 
     def with_halo(self, x: tf.Tensor) -> tf.Tensor:

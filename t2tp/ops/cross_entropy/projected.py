@@ -278,7 +278,8 @@ class _ChunkKernel:
     """
 
     def __init__(self, op: ProjectedCrossEntropyOperation, lowering: Lowering) -> None:
-        (x, table, _, _, *bias), self._teacher = op.inputs[: op._num_own], op.teacher
+        x, table, _, _, *bias = op.inputs[: op._num_own]
+        self._teacher = op.teacher
         self.student = _Projection(lowering, [x, table, *bias], op._soft_cap)
         self.teachers: list[_Projection] = []
         if op.teacher is not None:

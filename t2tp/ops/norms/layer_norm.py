@@ -155,7 +155,7 @@ class NormGradOperation(GradientOperation):
             (projection,) = _means(lowering, whole, dims, scaled * normed)
             dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        set_vector_gradients(lowering, self, [dy * normed, *([dy] if mean else [])])
+        set_vector_gradients(lowering, self, [dy * normed, dy] if mean else [dy * normed])
 
 
 def _moments(

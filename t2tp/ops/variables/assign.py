@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
-from t2tp.mesh.storage import name_in_use
+from t2tp.mesh.storage import shape_in_use
 
 
 class Assign(Operation, upstream.Assign):
@@ -36,10 +36,7 @@ def assign(
         if len(op.inputs) != 1:
             raise ValueError(f"assign: {given} is not the value of a variable.")
         op = op.inputs[0].operation
-    in_use = upstream.Shape(
-        [upstream.Dimension(name_in_use(d.name), d.size) for d in op.shape.dims]
-    )
-    if new_val.shape != op.shape and new_val.shape == in_use:
+    if new_val.shape != op.shape and new_val.shape == shape_in_use(op.shape):
         new_val = upstream.reshape(new_val, op.shape)
     return Assign([op], [new_val], assign_fn=assign_fn, name=name)
 

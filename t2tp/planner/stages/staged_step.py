@@ -76,7 +76,8 @@ class StagedStep:
     def place(self, stage: int, has_beginning: bool = True, has_end: bool = True) -> str:
         """Returns the place of a stage or of one of its chunks: `first`, `middle` or `last`.
 
-        `has_beginning`: whether the chunk is the stage's first; `has_end`: whether it is its last.
+        `has_beginning`: whether the chunk is the first of its stack; `has_end`: whether it is the
+        last chunk of the last stack.
         """
         if stage == 0 and has_beginning:
             return FIRST

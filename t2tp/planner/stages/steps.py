@@ -178,9 +178,11 @@ class StageLowering:
             steps = StageSteps.from_program(
                 self._build(hparams, self._fewer_rows), table.stages, software=self._software
             )
-            for peak in (peak for step in steps.by_place.values() for peak in step.memory):
-                if "features" in peak.by_purpose:  # Of all rows.
-                    peak.by_purpose["features"] *= table.microbatches / self.microbatches
+            for step in steps.by_place.values():
+                for peak in step.memory:
+                    # The lowered program has the rows of only some microbatches.
+                    if "features" in peak.by_purpose:
+                        peak.by_purpose["features"] *= table.microbatches / self.microbatches
             self._lowered_before[key] = steps
         return self._lowered_before[key]
 

@@ -1,4 +1,4 @@
-"""Sets attributes of an object for the time of a context."""
+"""A context manager that sets attributes of an object temporarily."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def attributes(owner: object, **values: Any) -> Iterator[None]:
-    """Inside the context, attributes of `owner` have these values; then their former values."""
+def set_temporarily(owner: object, **values: Any) -> Iterator[None]:
+    """Sets attributes of `owner` inside the context, and restores them afterwards."""
     before = {name: getattr(owner, name) for name in values}
     vars(owner).update(values)
     try:
