@@ -239,7 +239,7 @@ class Problem(Preparable):
             directory = problem.directory(data_dir)
             if overwrite or not directory.exists():
                 prepare.build(problem, directory, tmp_dir, overwrite, settings)
-            else:  # Before the next problem's data, which may take hours.
+            elif problem is not self:  # Before the next problem's data, which may take hours.
                 problem.check_prepared(data_dir)
         return self.check_prepared(data_dir)
 

@@ -76,10 +76,10 @@ def make_shared_vocabulary(
       shares: numbers of the problems' samples -> their proportions, with any sum.
       directory: directory of the mixture's data.
     """
-    of_each = shares([len(samples) for _, _, samples in parts])
+    proportions = shares([len(samples) for _, _, samples in parts])
     is_ceiling = not any("vocab_size" in part.given_options for part, _, _ in parts)
     sources = [partial(part.all_texts, samples) for part, _, samples in parts]
-    texts = interleave(sources, of_each, SAMPLE_BYTES)
+    texts = interleave(sources, proportions, SAMPLE_BYTES)
     parts[0][0].make_vocabulary_of(directory, texts, is_ceiling)
     vocabulary = load_vocabulary(directory)
     for _, part_dir, _ in parts:

@@ -100,7 +100,7 @@ class TextProblem(Problem):
         return self.make_vocabulary_of(directory, texts, "vocab_size" not in self.given_options)
 
     def make_vocabulary_of(self, directory: Path, texts: Iterable[str], is_ceiling: bool) -> str:
-        """Writes the vocabulary, unless the directory has one: trains it, or takes it from another.
+        """Trains the vocabulary, or copies it from `vocabulary_from`, unless the directory has one.
 
         `is_ceiling` is set if the user has not given `vocab_size`: a vocabulary with fewer tokens
         than the default is then no error.

@@ -91,12 +91,12 @@ class FileProblem(Problem):
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split; see `Problem.samples`."""
-        _, validation, test = self.splits
-        given = self._given()
+        train, validation, test = self.splits
+        given = self._options_with_files()
         if validation not in given:
             everything = self.read(self._files(self.file_options), tmp_dir)
             return _subset(everything, self._drawn(split, len(everything), tmp_dir))
-        if split == self.splits[0] or test in given:
+        if split == train or test in given:
             return self.read(self._files_of(split), tmp_dir)
         # Held-out samples alternate between validation and test.
         both = self.read(self._files_of(validation), tmp_dir)
@@ -108,8 +108,8 @@ class FileProblem(Problem):
         """Returns an option that makes more samples from the same files, or ""."""
         return ""
 
-    def _given(self) -> dict[str, tuple[str, ...]]:
-        """Returns the file options of train, and of each held-out split that has files."""
+    def _options_with_files(self) -> dict[str, tuple[str, ...]]:
+        """Returns the file options of train, and of the held-out splits that have files."""
         train, validation, test = self.splits
         options = self._split_options
         given = {
@@ -141,6 +141,7 @@ class FileProblem(Problem):
         return range(edges[number], edges[number + 1])
 
     def _too_few(self, count: int, splits: Sequence[str]) -> str:
+        # With files of its own, the second split needs no samples of the first one.
         advice = [f"{' and '.join(self._split_options[splits[1]])} besides"]
         if self.more_samples():
             advice.insert(0, self.more_samples())
@@ -151,7 +152,7 @@ class FileProblem(Problem):
 
     def _files_of(self, split: str) -> list[list[Path]]:
         """Returns a split's files, without files that a later split also names."""
-        names = self._given()[split]
+        names = self._options_with_files()[split]
         files = self._files(names)
         later, taken = self._taken(split)
         rows = _without(files, taken)
@@ -166,12 +167,13 @@ class FileProblem(Problem):
     def _taken(self, split: str) -> tuple[list[str], set[Path]]:
         """Returns the options of later splits, and the files that they name."""
         later = self.splits[self.splits.index(split) + 1 :]
-        names = [name for each in later for name in self._given().get(each, ())]
+        options = self._options_with_files()
+        names = [name for each in later for name in options.get(each, ())]
         return names, {path.resolve() for path in self._all_files(names)}
 
     def _report_taken(self) -> None:
         """Warns of files that a split lacks because a later split also names them."""
-        for split, names in self._given().items():
+        for split, names in self._options_with_files().items():
             _, taken = self._taken(split)
             own = self._all_files(names)
             if left_out := [str(path) for path in own if path.resolve() in taken]:
@@ -180,13 +182,13 @@ class FileProblem(Problem):
 
     def data_dependencies(self) -> dict[str, Any]:
         """Returns the dependencies, with a fingerprint of the files."""
-        files = self._all_files(itertools.chain(*self._given().values()))
+        files = self._all_files(itertools.chain(*self._options_with_files().values()))
         return {**super().data_dependencies(), "files": user_files.fingerprint(files)}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
         """Records the state of the files; see `write_sources`."""
         self._report_taken()
-        options = itertools.chain(*self._given().values())
+        options = itertools.chain(*self._options_with_files().values())
         user_files.write_sources(directory, map(self.options.get, options))
 
     def changed_sources(self, directory: Path) -> str:
@@ -245,7 +247,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens a split's documents; cuts the text of one or two files into contiguous parts."""
-        whole = self.options.documents == "files" and len(self._given()) == 1
+        whole = self.options.documents == "files" and len(self._options_with_files()) == 1
         (paths,) = self._files(self.file_options) if whole else ([],)
         if not 0 < len(paths) < len(self.splits):
             return super().samples(split, directory, tmp_dir)

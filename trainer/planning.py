@@ -95,15 +95,15 @@ def request(
         names = model_class(hparams, sizes).takes
         return {name: Feature(shape, tf.int32) for name in names}
 
-    of_teacher = OtherRun.open("teacher", teacher) if teacher else None
+    teacher_run = OtherRun.open("teacher", teacher) if teacher else None
 
     def training_step(hparams: HParams, share: float) -> StepFn:
-        taught_by = None
-        if of_teacher is not None:
-            depth = depths(of_teacher.hparams)
+        shortened = None  # The teacher's class, and its hparams with a share of its layers.
+        if teacher_run is not None:
+            depth = depths(teacher_run.hparams)
             layers = {name: math.ceil(share * count) for name, count in depth.items()}
-            taught_by = of_teacher.model_class, of_teacher.hparams.with_values(layers)
-        model_fn = model_fn_of(model_class, sizes, _TRAIN_STEPS, taught_by)
+            shortened = teacher_run.model_class, teacher_run.hparams.with_values(layers)
+        model_fn = model_fn_of(model_class, sizes, _TRAIN_STEPS, shortened)
         return lambda mesh, fed: model_fn(mesh, fed, ModeKeys.TRAIN, hparams).outputs()
 
     return Request(model, hparams, features, training_step)

@@ -103,7 +103,7 @@ def _begin(partial: Path, plan: str) -> None:
     written = partial / PLAN_FILE
     if partial.is_symlink():
         partial.unlink()
-    if _is_resumable(partial, plan):
+    if _resume(partial, plan):
         logging.info("resuming the interrupted work in %s", partial)
         return
     shutil.rmtree(partial, ignore_errors=True)
@@ -111,11 +111,11 @@ def _begin(partial: Path, plan: str) -> None:
     write_text(written, plan)
 
 
-def _is_resumable(partial: Path, plan: str) -> bool:
-    """Whether an attempt with this plan has made a directory; removes its unfinished files.
+def _resume(partial: Path, plan: str) -> bool:
+    """Removes the unfinished files of an earlier attempt; returns False if there is none to resume.
 
-    t2tp makes no links in it. Somebody else may have made the directory. Through links, the next
-    attempt would read and write elsewhere.
+    An attempt with another plan is not resumed, nor a directory with links. t2tp makes no links, so
+    somebody else made them, and the next attempt would read and write elsewhere.
     """
     try:
         if read_text(partial / PLAN_FILE) != plan:

@@ -128,8 +128,9 @@ class CheckedFile:
         return np.asarray(index) * size // block_bytes
 
     def _unchecked(self, blocks: np.ndarray) -> np.ndarray:
-        """Returns each of the blocks that is not verified yet."""
-        return np.unique(blocks[self._is_unchecked[blocks]])
+        """Returns the unverified blocks, sorted and without repetitions."""
+        unchecked = blocks[self._is_unchecked[blocks]]
+        return np.unique(unchecked) if len(unchecked) else unchecked
 
     def _check(self, blocks: np.ndarray, contents: bytes | memoryview, first: int = 0) -> None:
         """Verifies blocks; `contents` are the file's bytes from the block `first` on."""

@@ -74,7 +74,11 @@ def one_per_row(texts: RowTexts, length: int) -> RowPlan:
 
 def truncated(texts: RowTexts, length: int) -> RowPlan:
     """Puts each example into a separate row, for readers that truncate long examples."""
-    _open(texts, "truncated", lambda writer, pieces: deque(pieces, maxlen=0), length, "truncated")
+
+    def count(writer: IndexWriter, pieces: Iterable[Piece]) -> None:
+        deque(pieces, maxlen=0)  # The index has no arrays.
+
+    _open(texts, "truncated", count, length, truncates=True)
     return RowPlan(len(texts))
 
 
@@ -150,9 +154,9 @@ class _Counts:
 def _open(
     texts: RowTexts,
     arrangement: str,
-    write: Callable[[IndexWriter, Iterable[Piece]], object],
+    write: Callable[[IndexWriter, Iterable[Piece]], None],
     length: int,
-    reaction: str = "left out",
+    truncates: bool = False,
     arrays: Collection[str] = (),
 ) -> Index:
     """Opens an index, and warns of examples that are too long.
@@ -163,7 +167,7 @@ def _open(
     def make(writer: IndexWriter) -> None:
         counts = _Counts()
         write(writer, counts.pieces(texts, length))
-        if reaction == "left out" and counts.too_long == counts.examples:
+        if not truncates and counts.too_long == counts.examples:
             raise ValueError(
                 f"none of the {counts.examples} examples of {texts.what} fits in length {length}: "
                 f"the shortest has {counts.shortest} tokens; a length of {counts.longest} holds all"
@@ -172,6 +176,7 @@ def _open(
 
     index = open_index(texts.directory, texts.name(arrangement, length), len(texts), make, arrays)
     if index.facts.get("too_long"):
+        reaction = "truncated" if truncates else "left out"
         logging.warning(
             f"{texts.what}: {index.facts['too_long']} of {len(texts)} examples are {reaction}, as"
             f" they are longer than length {length} (the longest has {index.facts.get('longest')}"

@@ -80,17 +80,19 @@ class OpenSamples:
         if split in self._opened:
             return self._opened[split]
         spooled = self.directory / _SPOOLED / split
+        samples: Samples | Iterable[Sample] | None = None
         if not spooled.exists():
             samples = self.problem.samples(split, self.directory, self.scratch)
-            if isinstance(samples, Samples):
-                return self._opened.setdefault(split, samples)
-            if not isinstance(samples, Iterable):
+            if not isinstance(samples, Samples | Iterable):
                 raise ValueError(
                     f"{self.problem.name}: samples({split!r}) returned {samples!r}; give a list, "
                     "or what has a length and any sample by its number, or a generator"
                 )
-            _spool(samples, spooled)
-        return self._opened.setdefault(split, _Spooled(spooled))
+            if not isinstance(samples, Samples):
+                _spool(samples, spooled)
+        opened = samples if isinstance(samples, Samples) else _Spooled(spooled)
+        self._opened[split] = opened
+        return opened
 
     def inside(self, part: Preparable, directory: Path) -> OpenSamples:
         """Returns the samples of one of a mixture's problems; see `Preparable.parts_in`."""

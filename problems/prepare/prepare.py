@@ -128,13 +128,13 @@ def _fill(samples: OpenSamples) -> Manifest:
 
 
 def _files_in(directory: Path, scratch: Path) -> Iterable[tuple[str, Path]]:
-    """Yields the names of the files that a manifest lists, with their paths."""
-    scratch_is_inside = directory in scratch.parents
+    """Yields the names of the files that a manifest lists, with their paths; no scratch files."""
+    omitted = [directory / atomic_directory.PLAN_FILE, directory / manifest.FILE_NAME]
+    if directory in scratch.parents:  # A user's --tmp_dir may also contain `directory`.
+        omitted.append(scratch)
     for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        is_listed = name not in (atomic_directory.PLAN_FILE, manifest.FILE_NAME)
-        if is_listed and path.is_file() and not (scratch_is_inside and scratch in path.parents):
-            yield name, path
+        if path.is_file() and not any(each in (path, *path.parents) for each in omitted):
+            yield path.relative_to(directory).as_posix(), path
 
 
 def _report_skipped(problem: Preparable, sizes: Mapping[str, SplitSizes], directory: Path) -> None:

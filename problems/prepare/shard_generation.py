@@ -159,10 +159,11 @@ def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
 
 
 class _ShardBuilder:
-    """Generates shards. It is pickled before it has carried out a job."""
+    """Generates shards. Pickle it before `carry_out`, which caches the encoder."""
 
     def __init__(self, samples: OpenSamples):
         self._samples = samples
+        # A worker's copy of `samples` would have to count the samples of all splits again.
         self._bad_limit = samples.bad_limit
 
     @cached_property

@@ -52,7 +52,7 @@ class Conversation(NamedTuple):
 _USER = {"role": "user", "content": "a"}
 _ANY = ([_USER], [{**_USER, "content": "b"}], [{"role": "system", "content": "c"}, _USER])
 
-
+# The program of the process that renders a template.
 _PROGRAM = Path(__file__).with_name("template_program.py")
 
 
@@ -60,6 +60,9 @@ class ChatTemplate:
     """The template of a model, and the process that renders it (`template_program.py`).
 
     The process is started again for a rendering if it has ended.
+
+    Attributes:
+      source: the template as text.
     """
 
     def __init__(

@@ -75,8 +75,10 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
         with mirror.session() as session:
             flags, arguments = flag_groups.parse(spec.groups, command_line, spec.positional)
             if flags.help or flags.version:
-                help = flag_groups.help_text(spec.intro, spec.groups, spec.positional)
-                print(help if flags.help else f"t2tp {metadata.version('t2tp')}", flush=True)
+                text = f"t2tp {metadata.version('t2tp')}"
+                if flags.help:
+                    text = flag_groups.help_text(spec.intro, spec.groups, spec.positional)
+                print(text, flush=True)
                 return 0
             body = _body(spec, flags, arguments)
             process = _process(spec, flags)

@@ -97,8 +97,8 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
 def spec_of_run(flags: absl_flags.FlagValues, needs_data: bool = False) -> RunSpec:
     """Returns the spec of an existing run.
 
-    To decode, a converted run needs only its tokenizer, whose directory then replaces --data_dir. A
-    run that was trained after its conversion needs its data.
+    Unless `needs_data`, the directory of a converted run's tokenizer replaces a missing --data_dir:
+    decoding needs only the tokenizer. A run that was trained after its conversion needs its data.
     """
     run_files.read_run(flags.output_dir)
     if not (flags.data_dir or needs_data):
@@ -168,11 +168,11 @@ def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
     if saved is None and not flags.hparams_set:
         raise UsageError("--hparams_set is missing: name the set to print, or an --output_dir")
     _user_dir(flags, saved)
-    before = saved.flags if saved else {}
-    name = value_of(flags, "problem") or before.get("problem")
-    options = value_of(flags, "problem_options") or before.get("problem_options") or ""
+    saved_flags = saved.flags if saved else {}
+    name = value_of(flags, "problem") or saved_flags.get("problem")
+    options = value_of(flags, "problem_options") or saved_flags.get("problem_options") or ""
     problem = problems.find(name, options) if name else None
-    set_name = flags.hparams_set or before.get("hparams_set") or ""
+    set_name = flags.hparams_set or saved_flags.get("hparams_set") or ""
     return _hparams(flags, set_name, saved, problem)[0]
 
 

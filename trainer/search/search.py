@@ -27,6 +27,7 @@ _INTERRUPTED = tuple(SIGNALLED + each for each in (signal.SIGHUP, signal.SIGINT,
 # the search ends.
 _FAILURES = 3
 _POLL_SECONDS = 0.2
+_DONE = object()  # Marks the end of a trial's work.
 
 Command = Callable[[Claim, Path], Sequence[str]]
 
@@ -121,7 +122,7 @@ class TrialSearch:
                 while not self._is_over():
                     self._start_trials()
                     for number, (_, work) in list(self._running.items()):
-                        if next(work, "done") == "done":
+                        if next(work, _DONE) is _DONE:
                             del self._running[number]
                     time.sleep(_POLL_SECONDS)
         finally:
@@ -172,7 +173,7 @@ class TrialSearch:
             if self._is_ending():
                 self.ledger.release(claim)
                 return
-            say(f"trial {claim.point}, in {directory}{f', log in {log}' if log else ''}")
+            say(f"trial {claim.point}, in {directory}" + (f", log in {log}" if log else ""))
             command = self.command(claim, directory)
             process = _start(command, self._processes, devices, log)
             yield from self._watch(claim, process, directory, log)
@@ -229,7 +230,7 @@ class TrialSearch:
 
     def _fail(self, claim: Claim, code: int, error: str, log: Path | None) -> None:
         lines = [] if log is None else log.read_text(errors="replace").strip().splitlines()
-        say(f"trial {claim.point} failed: {error}{f' ({lines[-1]})' if lines else ''}")
+        say(f"trial {claim.point} failed: {error}" + (f" ({lines[-1]})" if lines else ""))
         self.ledger.fail(claim, error)
         self._failed += 1
         self._last_failure = code
