@@ -185,16 +185,20 @@ class RangedHParams:
 
         Raises:
           ValueError: a hyperparameter is not declared, or a value has another type or is out of
-            range.
+            range. Nothing is set then.
         """
         self.check_declared(hparams)
         sampled = self.sample_trial(trial)
-        for name, value in sampled.items():
-            try:
-                hparams.set(name, value)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"the ranged set {self.name}: {error}") from error
-        return {name: hparams.get(name) for name in sampled}
+        tried = hparams.copy()
+        try:
+            for name, value in sampled.items():
+                tried.set(name, value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the ranged set {self.name}: {error}") from error
+        values = {name: tried.get(name) for name in sampled}
+        for name, value in values.items():
+            hparams.set(name, value)
+        return values
 
     def check_declared(self, hparams: HParams) -> None:
         """Raises ValueError if the hparams lack a hyperparameter that has a range."""

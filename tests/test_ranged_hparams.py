@@ -60,7 +60,7 @@ def test_whole_numbers_on_a_logarithmic_scale_are_in_the_range():
     )
 
 
-def test_a_trial_sets_hparams():
+def test_a_trial_sets_hparams_or_nothing():
     numbers = dict(rate=0.0, dropout=0.0, beta=0.0, layers=2, width=16)
     hparams = HParams(**numbers, kind="sgd")
     sampled = ranged().apply(1, hparams)
@@ -69,8 +69,10 @@ def test_a_trial_sets_hparams():
         (HParams(rate=0.0), "samples dropout, which the hparams do not have"),
         (HParams(**numbers, kind=3), "kind: expected int"),
     ):
+        before = lacking.copy()
         with pytest.raises(ValueError, match=says):
             ranged().apply(1, lacking)
+        assert lacking == before
 
 
 REFUSED = [

@@ -124,8 +124,12 @@ def check_changed(name, tmp_path, new_names, changed):
     shutil.copy(source / "config.json", new)
     tensors = read_header(source / "model.safetensors")
     values = {new_names.get(key, key): each.opened() for key, each in tensors.items()}
-    values |= {key: shape and np.zeros(shape, np.float32) for key, shape in changed.items()}
-    write(new / "model.safetensors", {k: each for k, each in values.items() if each is not None})
+    for key, shape in changed.items():
+        if shape is None:
+            del values[key]
+        else:
+            values[key] = np.zeros(shape, np.float32)
+    write(new / "model.safetensors", values)
     assert our_models.convert(f"--from_hf={new}", f"--output_dir={run}") == 0
     our_models.check_tensors(run, tmp_path / "back", tensors)
 

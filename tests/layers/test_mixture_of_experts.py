@@ -18,19 +18,22 @@ from tests.cases import in_turn
 from tests.layers.running import run
 
 BATCH, LENGTH, D_MODEL, EXPERTS, D_FF = 8, 6, 8, 4, 12
+SHARED_AXIS = ("data:4", "batch:data;experts:data")
+# The experts' axis also splits the length, so a row has several groups.
+OWN_AXIS = (
+    "data:2;expert:2",
+    "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
+)
 LAYOUTS = [
     ("", ""),
-    ("data:4", "batch:data;experts:data"),
+    SHARED_AXIS,
     ("data:2;model:2", "batch:data;experts:data;d_ff:model"),
     ("expert:4", "experts:expert"),
     ("data:2;expert:2", "batch:data;experts:expert;expert_groups:data"),
     ("data:2;expert:2;model:2", "batch:data;experts:expert;expert_groups:data;d_ff:model"),
     ("data:2;model:2", "batch:data;experts:data;d_model:model"),
     ("expert:2", "length:expert;length_groups:expert;experts:expert"),
-    (
-        "data:2;expert:2",
-        "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
-    ),
+    OWN_AXIS,
     (
         "data:2;seq:2",
         "batch:data;length:seq;length_groups:seq;experts:data;expert_length_groups:seq",
@@ -147,8 +150,6 @@ def test_in_any_layout_it_is_a_loop_over_the_tokens(mesh_shape, layout, name, tr
     assert training is bool(wanted["dropped"])
 
 
-# If the experts have an axis of their own, it also splits the length, and a row has several groups.
-SHARED_AXIS, OWN_AXIS = LAYOUTS[1], LAYOUTS[8]
 JOINT_AXES = ("data:2;expert:2", "batch:data+expert;experts:expert")
 ALL_TO_ALLS = [(name, SHARED_AXIS, "data") for name in ("switch", "gshard", "expert_choice")] + [
     ("small_groups", OWN_AXIS, "expert"),
@@ -161,7 +162,7 @@ ALL_TO_ALLS = [(name, SHARED_AXIS, "data") for name in ("switch", "gshard", "exp
 def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name, layout, axis):
     """Each all-to-all moves all slots of a processor: [groups / 4, experts, capacity, d_model].
 
-    The gradients take the same ways.
+    The backward pass has two more all-to-alls of the same size.
     """
     routing = ROUTINGS[name]
 

@@ -24,8 +24,9 @@ def axis_names(mesh_shape: str) -> list[str]:
 def drawn(graph: mtf.Graph, mesh_shape: str, data: st.DataObject) -> str:
     """Returns rules that work for a graph, with axes that Hypothesis draws."""
     dims = data.draw(st.permutations(dimension_names(graph)))
-    axes = st.sampled_from(axis_names(mesh_shape))
-    return rules_that_work(graph, mesh_shape, [(dim, data.draw(axes)) for dim in dims])
+    axes = st.sampled_from([None, *axis_names(mesh_shape)])  # None: no rule for the dimension.
+    candidates = [(dim, axis) for dim in dims if (axis := data.draw(axes)) is not None]
+    return rules_that_work(graph, mesh_shape, candidates)
 
 
 def rules_that_work(graph, mesh_shape, candidates):

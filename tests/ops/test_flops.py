@@ -17,7 +17,7 @@ def count(build, **shapes: str) -> int:
     found = []
 
     def step(mesh, features):
-        y = build(**{n: mtf.cast(x, tf.int32) if n == "ids" else x for n, x in features.items()})
+        y = build(**features)
         found.append(matmul_flops(mesh.graph.operations))
         return {"y": y}
 
@@ -35,6 +35,12 @@ def attended_in_blocks(block, **space):
 
 
 TABLE = mtf.Dimension("rows", 5)
+
+
+def one_hot(ids):
+    return mtf.one_hot(mtf.cast(ids, tf.int32), TABLE)
+
+
 HEADS = {"q": "batch:2;heads:4;length:10;d_kv:8"} | dict.fromkeys(
     "kv", "batch:2;heads:2;length:10;d_kv:8"
 )
@@ -48,12 +54,12 @@ COUNTED = {
     "no product": (lambda x: mtf.reduce_sum(x * x) + 1.0, {"x": "batch:3;d_in:5"}, 0),
     # A one-hot tensor selects rows, or adds up those with the same id.
     "look-up": (
-        lambda ids, w: mtf.einsum([mtf.one_hot(ids, TABLE), w], reduced_dims=[TABLE]),
+        lambda ids, w: mtf.einsum([one_hot(ids), w], reduced_dims=[TABLE]),
         {"ids": "batch:3", "w": "rows:5;d_out:7"},
         0,
     ),
     "sums of rows": (
-        lambda ids, x: mtf.einsum([mtf.one_hot(ids, TABLE), x], reduced_dims=ids.shape.dims),
+        lambda ids, x: mtf.einsum([one_hot(ids), x], reduced_dims=ids.shape.dims),
         {"ids": "batch:3", "x": "batch:3;d_out:7"},
         0,
     ),

@@ -179,20 +179,20 @@ TABLE["reduce_max of ones, bfloat16"] = Row(
 )
 
 
+def max_of_windows(x, rank, order):
+    """Max-pools windows of 2; the last dimensions of `order` are the positions in a window."""
+    windows = tf.transpose(tf.reshape(x, [2, 2, 2, 2, 2, 2, 3]), order)
+    return tf.reduce_max(tf.reshape(windows, [2, -1, 2, 2, 3, 2**rank]), -1)
+
+
 BITS = np.random.default_rng(0).integers(0, 2, (2, 2, 4, 4, 3)) * 1.0
-# The last dimensions of `order` are those of a window.
 for pool, rank, order in (
     (mtf.layers.max_pool2d, 2, [0, 1, 2, 4, 6, 3, 5]),
     (mtf.layers.max_pool3d, 3, [0, 2, 4, 6, 1, 3, 5]),
 ):
     TABLE[pool.__name__] = Row(
         functools.partial(pool, ksize=[2] * rank),
-        lambda x, rank=rank, order=order: tf.reduce_max(
-            tf.reshape(
-                tf.transpose(tf.reshape(x, [2, 2, 2, 2, 2, 2, 3]), order), [2, -1, 2, 2, 3, 2**rank]
-            ),
-            -1,
-        ),
+        functools.partial(max_of_windows, rank=rank, order=order),
         {"x": ("n:2;d:2;h:4;w:4;c:3", BITS)},
         [*WHOLE, ("x:2", "n:x"), ("x:3", "c:x")],
     )

@@ -23,7 +23,7 @@ def program_of(mesh_shape="", **values):
 
 
 @pytest.mark.parametrize("mesh_shape", ["data:2", "stage:2;data:2"])
-def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
+def test_large_gradients_are_summed_over_the_mesh_once(mesh_shape):
     """A gradient of more than 1 MiB is not reduced together with others."""
     hparams = small_lm.make_hparams(
         microbatches=4,
@@ -39,7 +39,7 @@ def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
 
 @pytest.mark.slow
 def test_float16_is_scaled():
-    """Rows have 0 to 12 tokens."""
+    """Four microbatches have the gradient norm of the whole batch."""
     whole, in_parts = (
         program_of(microbatches=n, activation_dtype="float16")(small_lm.make_batch(0))
         for n in (1, 4)

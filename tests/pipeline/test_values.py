@@ -3,8 +3,6 @@
 Cases differ in family, stages, schedule, microbatches and other axes. All are in float64.
 """
 
-from collections import ChainMap
-
 import pytest
 
 from tests.models.small_transformers import MEGATRON
@@ -23,7 +21,10 @@ SEQUENCE = f"{MEGATRON};residual_length:model"
 
 def case(family, mesh, *parts, **changes):
     """Returns a family, a mesh, and the other arguments of `with_and_without_stages`."""
-    return family, mesh, dict(ChainMap(changes, *parts))
+    arguments = {}
+    for part in (*parts, changes):
+        arguments |= part
+    return family, mesh, arguments
 
 
 # A case takes seconds, so most cases combine a feature of the pipeline with a feature of the model

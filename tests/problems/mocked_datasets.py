@@ -49,7 +49,7 @@ def encoded(value: Any) -> Any:
 
 @contextmanager
 def mocked_datasets() -> Iterator[None]:
-    """Mocks the splits of every dataset; a part of a split has 20 examples, and a split 10,000."""
+    """Mocks every dataset: a split declares 10,000 examples, and every read returns 20."""
 
     def source(builder: tfds.core.DatasetBuilder, split: str, **options: Any) -> list:
         return [encoded(example(builder, number)) for number in range(EXAMPLES)]

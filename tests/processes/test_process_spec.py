@@ -73,26 +73,30 @@ def test_arguments_count_more_than_tf_config_and_that_more_than_slurm(monkeypatc
 
 
 REFUSED = [
-    ((None, 1, "a:1"), "", "num_processes is missing"),
-    ((0, None, None), "", "at least 1"),
-    ((2, None, "a:1"), "", "needs a process_id .0 to 1."),
-    ((2, 0, None), "", "needs .* a coordinator"),
-    ((2, 2, "a:1"), "", "process_id is 2; with num_processes=2 it is one of 0 to 1"),
-    ((2, 0, "a"), "", "'a', and must be host:port"),
-    ((2, 0, "a:99999"), "", "must be host:port"),
-    ((), "{", "TF_CONFIG must be like"),
-    ((), "[]", "TF_CONFIG must be like"),
-    ((), tf_config(0, worker=["a:1"], ps=["b:2"]), "of type ps"),
-    ((), tf_config(2, worker=["a:1", "b:2"]), "this is task .'worker', 2., and its cluster has"),
-    ((), tf_config(0, worker=["a", "b:2"]), "'a', and must be host:port"),
-    ((), "", "'SLURM_PROCID' is not set: .* with srun"),
+    ((None, 1, "a:1"), {}, "num_processes is missing"),
+    ((0, None, None), {}, "at least 1"),
+    ((2, None, "a:1"), {}, "needs a process_id .0 to 1."),
+    ((2, 0, None), {}, "needs .* a coordinator"),
+    ((2, 2, "a:1"), {}, "process_id is 2; with num_processes=2 it is one of 0 to 1"),
+    ((2, 0, "a"), {}, "'a', and must be host:port"),
+    ((2, 0, "a:99999"), {}, "must be host:port"),
+    ((), {"TF_CONFIG": "{"}, "TF_CONFIG must be like"),
+    ((), {"TF_CONFIG": "[]"}, "TF_CONFIG must be like"),
+    ((), {"TF_CONFIG": tf_config(0, worker=["a:1"], ps=["b:2"])}, "of type ps"),
+    (
+        (),
+        {"TF_CONFIG": tf_config(2, worker=["a:1", "b:2"])},
+        "this is task .'worker', 2., and its cluster has",
+    ),
+    ((), {"TF_CONFIG": tf_config(0, worker=["a", "b:2"])}, "'a', and must be host:port"),
+    ((), {"SLURM_STEP_NUM_TASKS": "2"}, "'SLURM_PROCID' is not set: .* with srun"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "config", "said"), REFUSED)
-def test_what_does_not_fit_together_is_refused(monkeypatch, arguments, config, said):
-    monkeypatch.setenv("TF_CONFIG", config)
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+@pytest.mark.parametrize(("arguments", "environment", "said"), REFUSED)
+def test_inconsistent_settings_are_refused(monkeypatch, arguments, environment, said):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=said):
         find_process_spec(*arguments)
 

@@ -1,4 +1,4 @@
-"""Programs: what any mesh leaves the same, what they share, and what they refuse."""
+"""Programs: the same values on any mesh, names of variables, collectives, and refusals."""
 
 import gc
 

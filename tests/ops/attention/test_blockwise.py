@@ -60,7 +60,7 @@ def blocks_of(queries, keys):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_head_tail_order_is_equal_work_for_all_processors(count):
-    """Each step of a ring is, and so is their sum, the work with gathered keys and values."""
+    """All steps of a ring together do the work of gathered keys and values."""
     steps = np.zeros([count, count], int)
     for place, step in np.ndindex(count, count):
         halves = head_and_tail((place - step) % count, count)

@@ -28,21 +28,19 @@ def make(kv_heads):
     return {name: array for name, (_, array) in inputs.items()}
 
 
-def program(
-    kv_heads, mesh_shape="", layout="", batch="batch:4", max_distance=0, seen=False, **options
-):
+def program(kv_heads, mesh_shape="", layout="", max_distance=0, seen=False, **options):
     """Returns a program for one query per row, with keys up to its position or by `is_seen`."""
     shared = "heads:4" if kv_heads == 4 else f"kv_heads:{kv_heads}"
     features = {
-        "q": t2tp.Feature(f"{batch};heads:4;d_kv:8"),
-        "k": t2tp.Feature(f"{batch};{shared};length:{LENGTH};d_kv:8"),
-        "v": t2tp.Feature(f"{batch};{shared};length:{LENGTH};d_kv:8"),
+        "q": t2tp.Feature("batch:4;heads:4;d_kv:8"),
+        "k": t2tp.Feature(f"batch:4;{shared};length:{LENGTH};d_kv:8"),
+        "v": t2tp.Feature(f"batch:4;{shared};length:{LENGTH};d_kv:8"),
         "table": t2tp.Feature("heads:4;buckets:8"),
     }
     if seen:
-        features["is_seen"] = t2tp.Feature(f"{batch};length:{LENGTH}", tf.bool)
+        features["is_seen"] = t2tp.Feature(f"batch:4;length:{LENGTH}", tf.bool)
     else:
-        features["positions"] = t2tp.Feature(batch, tf.int32)
+        features["positions"] = t2tp.Feature("batch:4", tf.int32)
 
     def step(mesh, given):
         table = given.pop("table")

@@ -109,7 +109,7 @@ def test_no_number_is_never_the_best(tmp_path, monkeypatch):
     ]
 
 
-def test_a_resumed_run_has_yet_to_train_the_later_steps(tmp_path):
+def test_evaluations_of_later_steps_do_not_stop_a_resumed_run(tmp_path):
     evaluation = SplitEvaluation.__new__(SplitEvaluation)
     evaluation.record = EvaluationRecord(tmp_path)
     for step in (1, 8, 20):
