@@ -15,7 +15,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.planner.candidates import CHOSEN, RESET
 from t2tp.planner.cluster_file import THIS_MACHINE, ClusterFile, shipped
-from t2tp.planner.search import NothingFitsError, Search
+from t2tp.planner.search import Search
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.processes.cluster import has_gpu
 from t2tp.processes.process_spec import DEVICES_VARIABLE, find_process_spec
@@ -54,7 +54,7 @@ def with_best_layout(
         )
         try:
             chosen, message = search.result()
-        except (NothingFitsError, LayoutError) as error:
+        except LayoutError as error:
             raise UsageError(f"--mesh_shape=auto: {error}") from error
     logging.info("%s", message)
     return chosen

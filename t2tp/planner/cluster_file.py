@@ -268,7 +268,7 @@ class ClusterFile:
         except OSError as error:
             raise ClusterFileError(f"cluster file {path}: {error.strerror}") from error
         except InvalidFileError as error:
-            raise ClusterFileError(f"cluster file {path} cannot be read: {error}") from error
+            raise ClusterFileError(str(error)) from error
         return cluster.with_stack(stack) if stack else cluster
 
     def with_stack(self, name: str) -> "ClusterFile":
@@ -329,20 +329,22 @@ def _table(path: str) -> dict[str, Any]:
                 f"--cluster={path}: a cluster file of your own ends in .toml; {known}"
             )
         path = str(_FILES / f"{path}.toml")
+    source = f"cluster file {path}"
     table = read_toml(Path(path).expanduser(), {"stacks": dict[str, dict[str, Any]], "like": str})
     parent = table.pop("like", None)
     if parent is not None:
-        check_known(parent, shipped(), "clusters", f"like is {parent!r}", InvalidFileError)
+        sentence = f"{source}: like is {parent!r}"
+        check_known(parent, shipped(), "clusters", sentence, InvalidFileError)
         table = _merged(_table(parent), table)
     stacks: dict[str, Any] = {}
     keys = ["like", *(each.name for each in fields(SoftwareStack))]
     for name, stack in table.get("stacks", {}).items():
         for key in stack:
-            check_known(key, keys, "keys", f"stacks.{name}.{key}", InvalidFileError)
+            check_known(key, keys, "keys", f"{source}: stacks.{name}.{key}", InvalidFileError)
         above = stack.pop("like", None)
         if above is not None:
-            where = f"stacks.{name}.like is {above!r}"
-            check_known(str(above), stacks, "stacks before it", where, InvalidFileError)
+            sentence = f"{source}: stacks.{name}.like is {above!r}"
+            check_known(str(above), stacks, "stacks before it", sentence, InvalidFileError)
         stacks[name] = {**stacks.get(above, {}), **stack}
     return {**table, **({"stacks": stacks} if stacks else {})}
 

@@ -43,7 +43,7 @@ _CLOSE = 1.02
 _PERMUTED = 500
 
 
-class NothingFitsError(ValueError):
+class NothingFitsError(LayoutError):
     """No layout of a model fits into the devices' memory."""
 
 
@@ -98,7 +98,7 @@ class Search:
 
         Raises:
           NothingFitsError: no candidate fits; the error names a number of devices that may suffice.
-          ValueError: one of `rules` is in no candidate of this model.
+          LayoutError: one of `rules` is in no candidate of this model.
         """
         self._check_rules()
         proposals = self._plan(self._rank())
@@ -113,7 +113,7 @@ class Search:
 
         Raises:
           NothingFitsError: no number of devices is fast enough with this batch.
-          ValueError: one of `rules` is in no candidate of this model.
+          LayoutError: one of `rules` is in no candidate of this model.
         """
         self._check_rules()
         for search in (self, *self._larger()):
@@ -165,7 +165,7 @@ class Search:
         known = possible_rules(self._sizes)
         for rule in self.rules:
             proposed = f"layout that a search proposes for {self.request.name}"
-            check_known(rule, known, "rules", f"no {proposed} has the rule {rule!r}")
+            check_known(rule, known, "rules", f"no {proposed} has the rule {rule!r}", LayoutError)
 
     def _candidates(self) -> Iterator[Candidate]:
         most = self.max_tensor_parallel or self.cluster.host_devices
@@ -270,7 +270,7 @@ class Search:
     def _reason(self) -> str:
         """Explains why nothing fits: the batch, the choices, or the number of devices."""
         model = f"{self.request.name} with a batch of {self.rows} rows"
-        where = f"{self.devices} devices of {self.cluster.name}"
+        where = f"{self.devices} device{'s' * (self.devices > 1)} of {self.cluster.name}"
         rejected = list(self._candidates())
         if not rejected:
             return (
