@@ -91,6 +91,7 @@ def get_variable(
         uncast = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
         part = get(dtype=uncast, **kwargs)
         return WeightGatherOperation(part, shape, dtype.activation_dtype).outputs[0]
+    # A second call, such as for an embedding that is also the output's matrix, shares the gather.
     known = mesh.graph.name_to_variable
     if full_name not in known:
         known[full_name] = ShardedVariable(mesh, name, shape, stored, dtype, initializer, **kwargs)
@@ -198,6 +199,7 @@ def gradients(
     begin = len(graph.operations)
     grads = upstream.gradients(ys, xs, grad_ys, operations)
     backward = graph.operations[begin:]
+    # Operations are lowered in the order of this list, so a gather must precede its readers.
     graph.operations[begin:] = _gathering_again(backward)
     grads = [None if grad is None else _added_before_scatter(grad) for grad in grads]
     for x, grad in zip(xs, grads, strict=True):
@@ -266,6 +268,7 @@ def _addends(grad: upstream.Tensor) -> list[upstream.Tensor]:
     """Returns the addends of a gradient, in the order in which `gradients` adds them up."""
     if not isinstance(grad.operation, upstream.AddOperation):
         return [grad]
+    # `gradients` adds each new addend to the sum so far: (a + b) + c.
     first, last = grad.operation.inputs
     return [*_addends(first), last]
 
