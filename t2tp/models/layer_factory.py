@@ -204,7 +204,7 @@ class LayerFactory:
             output_scale=scale,
             experts=(),
         )
-        # The last of each `moe_every` layers has experts, so the first layer has none if it is 2.
+        # The last of each `moe_every` layers has experts: with 2, the second, fourth, ... layer.
         if not self._has_experts or (number + 1) % hparams.moe_every:
             return network
         is_balanced = hparams.moe_balance_rate > 0
