@@ -54,6 +54,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
         by_stage = [*[sizes.kept] * (loop.schedule.stages - 1), last]
         saved = loop.schedule.max_kept(by_stage)
         points = []
+        # Of the middle stages, the first saves the activations of the most microbatches.
         for stage, place in ((0, FIRST), (1, MIDDLE), (-1, LAST)):
             own = Liveness(of_stage(placed, place), needed, layout, kernels)
             of_place = LoweredStep.from_lifetimes(own, graph, needed).memory_by_point()
@@ -61,6 +62,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
                 # The activations that the stage saves for other microbatches.
                 memory["kept"] += (point != UPDATE) * max(0.0, saved[stage] - sum(by_stage[stage]))
             points.append(of_place)
+    # All devices are equal, so the fullest stage decides whether they are large enough.
     peaks = [with_fragmentation(m, kernels) for each in points for m in each.values()]
     shapes = [tensor.shape for op in all_operations(graph.operations) for tensor in op.outputs]
     data = report.ReportData(
@@ -96,6 +98,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLin
         name = variable.name
         tensor = report.SlicedTensor(name, variable.shape, variable.slice_dtype, layout)
         owner = None if variable.trainable else owner_of(name, slots)
+        # A running average of a norm belongs to no trained variable, and has a line of its own.
         if owner is None:
             tensors[variable] = tensor
         else:
@@ -113,7 +116,7 @@ def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:
         is_used = buffer.is_workspace or buffer.last_use > buffer.first_def
         if buffer.shape is None or buffer.dtype is None or not is_used or not buffer.num_bytes:
             continue
-        if is_weight(each.operation):
+        if is_weight(each.operation):  # It is in the section of variables.
             continue
         yield report.Activation(
             report.SlicedTensor(buffer.name, buffer.shape, buffer.dtype, lifetimes.layout),

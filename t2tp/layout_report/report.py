@@ -59,11 +59,13 @@ class SlicedTensor:
         holders: dict[tuple[range, ...], list[int]] = {}
         for pnum in range(self.layout.size):
             part = self.layout.slices(self.shape, pnum)
+            # Ranges can be keys; slices cannot before Python 3.12.
             holders.setdefault(tuple(range(s.start, s.stop) for s in part), []).append(pnum)
         return holders
 
     def describe(self) -> str:
         """Formats the shape: `[batch=8/data, d_ff=12]`, where the axis `data` splits `batch`."""
+        # A dimension that ZeRO shards has a name at rest that no model has: `d_model@data`.
         dims = zip(self.shape.dims, self.axes, strict=True)
         formatted = (
             f"{name_in_use(dim.name)}={dim.size}" + (f"/{axis}" if axis else "")
@@ -154,6 +156,7 @@ def _pipeline_facts(loop: PipelineLoop, layout: Layout) -> Iterator[str]:
         layers = [name for names in scopes if (name := names[stage]) is not None]
         saved = f"; activations of at most {alive[stage]} at once" if schedule.trains else ""
         yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{saved}"
+    # An encoder and a decoder may pass on activations of different sizes.
     exits = map(loop.partition.exit_of, range(len(loop.partition.enters)))
     sizes = dict.fromkeys(kind.num_bytes for op in exits for kind in message_kinds(op, layout))
     listed = " or ".join(f"{size:,}" for size in sizes)
@@ -215,6 +218,7 @@ class ReportData:
     def splits(self) -> dict[str, tuple[str, ...]]:
         """Returns the dimensions that each mesh axis splits."""
         tensors = [*(v.tensor for v in self.variables), *(a.tensor for a in self.activations)]
+        # Each stage has layers of its own: no tensor has the dimension of layers.
         of_stages = {axis.name for axis in self.layout.axes_of(LAYERS)}
         return {
             axis.name: (LAYERS,)

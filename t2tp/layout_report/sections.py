@@ -16,7 +16,7 @@ from t2tp.report.units import size
 from t2tp.step.attribution import CollectiveUse
 from t2tp.step.memory import PURPOSES
 
-# Number of groups of activations to show.
+# Number of groups of activations to show; the table of memory counts all of them.
 LARGEST = 20
 # Max number of columns of a pipeline's chart.
 _COLUMNS = 2000
@@ -131,6 +131,7 @@ def _collectives(data: report.ReportData) -> Iterator[Part]:
         return
 
     def key(collective: report.CollectiveLine) -> tuple:
+        # The same collective of 48 layers is one row.
         uses = tuple(map(_without_layer, collective.uses))
         return collective.bytes, collective.phase, collective.in_loop, collective.times, uses
 

@@ -51,7 +51,7 @@ def render_svg(tensor: SlicedTensor) -> str:
     ]
     width = max(left + len(boxes) * step, left + _LETTER * len(columns.label))
     height = _LABEL + rows.length + (_LABEL if stacked else 0.0) + 2
-    words = tensor.describe()
+    words = tensor.describe()  # What a screen reader reads in place of the boxes.
     if tensor.layout.size > 1:
         words += f"; each part is on {tensor.copies} of {tensor.layout.size}"
     labels = _text(left, _LABEL - 6, columns.label, "label") + _upright(rows)
@@ -68,8 +68,10 @@ def colour(layout: Layout, pnum: int) -> str:
     The coordinate on the mesh's first axis gives the lightness, the other coordinates the hue.
     """
     sizes = [axis.size for axis in layout.mesh_shape.dims if axis.size > 1]
+    # Processors that differ only on the first axis, mostly `data`, hold the same weights: one hue.
     hues = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
     shades = layout.size // hues
+    # Less than the full circle, or the last hue would look like the first.
     hue = 210 + 300 * (pnum % hues) / hues
     lightness = 84 - 22 * (pnum // hues) / max(shades - 1, 1)
     return f"hsl({hue % 360:.0f} 62% {lightness:.0f}%)"
@@ -85,6 +87,7 @@ def _sides(tensor: SlicedTensor) -> tuple[_Side, _Side, tuple[int, ...]]:
     if not split:
         return _side(tensor, whole[:-1]), _side(tensor, whole[-1:]), ()
     sides = [_side(tensor, split), _side(tensor, whole)]
+    # Rows come before columns, as in the tensor's shape.
     if whole and whole[0] < split[0]:
         sides.reverse()
     return sides[0], sides[1], ()
@@ -94,6 +97,7 @@ def _side(tensor: SlicedTensor, dims: Sequence[int]) -> _Side:
     size = math.prod(tensor.shape.dims[dim].size for dim in dims)
     parts = math.prod(_parts(tensor, dim) for dim in dims)
     label = " \N{MULTIPLICATION SIGN} ".join(_dimension(tensor, dim) for dim in dims)
+    # Logarithmic, or a vocabulary of 50,000 would make a head of 64 a line.
     length = min(max(_SHORTEST, 18 * math.log2(size + 1)), _LONGEST)
     min_length = parts * _ROOMY
     if parts > _FEW:
@@ -125,6 +129,7 @@ def _cell(
     tensor: SlicedTensor, rows: _Side, columns: _Side, part: tuple[range, ...], pnums: Sequence[int]
 ) -> str:
     """Renders one slice at its position in the box."""
+    # At most one dimension of a side is split, so the sum is the index of its slice.
     row, column = (
         sum(part[dim].start // tensor.slice_shape[dim] for dim in side.dims)
         for side in (rows, columns)
@@ -134,11 +139,13 @@ def _cell(
     ranges = ", ".join(_indices(tensor, dim, each) for dim, each in enumerate(part))
     owners = wording.pnums(pnums)
     is_everywhere = tensor.layout.size > 1 and len(pnums) == tensor.layout.size
+    # A processor's colour would say that only this processor has the slice.
     fill = _GREY if is_everywhere else colour(tensor.layout, pnums[0])
     label = ""
     words = (
         ["all"] if is_everywhere else [owners, f"{owners.split(',')[0]},\N{HORIZONTAL ELLIPSIS}"]
     )
+    # A label without room is left out: the slice's title names the processors.
     fitting = [word for word in words if len(word) * _LETTER <= width - 2]
     if fitting and height >= 13:
         label = _text(x + width / 2, y + height / 2 + 4, fitting[0], "holder")

@@ -30,6 +30,7 @@ PUT_IN = (
 def fitting(data: report.ReportData) -> str:
     """Names the devices with enough memory."""
     total = f"{size(data.needed)} in all, with {size(RESERVED)} for driver and libraries"
+    # The GB in the names of cards are GiB.
     room = [gb for gb in _DEVICE_GB if data.fits(gb * 2**30) == "yes"]
     if not room:
         return f"{total}: more than a device of {_DEVICE_GB[-1]} GB has"
@@ -123,6 +124,7 @@ def purpose(group: LayerGroup[report.CollectiveLine]) -> str:
     """Describes the purpose of a group of collectives."""
     collective, use = group.first, group.first.uses[0]
     name = group.name.removesuffix(":0")
+    # A sum that no operation needs is reduced when the step returns it.
     if not collective.operation:
         text = "an output of the program"
     elif len(collective.uses) > 1:
@@ -131,6 +133,7 @@ def purpose(group: LayerGroup[report.CollectiveLine]) -> str:
         owner = common_name([each.uses[0].gradient_of or "" for each in group.members])
         text = f"backward: gradient of {owner}{_over(use)}"
     else:
+        # A deferred sum is reduced later, not by the operation that computes its addends.
         inside = "" if use.is_sum else "inside "
         text = f"{collective.phase}: {inside}{name}{_over(use)}"
     if not collective.in_loop:

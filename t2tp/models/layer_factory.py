@@ -48,6 +48,7 @@ class LayerFactory:
         self._has_experts = has_experts
         self.d_model = mtf.Dimension("d_model", hparams.d_model)
         broadcast_dims = hparams.layer_prepostprocess_dropout_broadcast_dims
+        # Between blocks the length has another name, by which layouts split it.
         if hparams.sequence_parallel:
             broadcast_dims = [BETWEEN if name == INSIDE else name for name in broadcast_dims]
         self._dropout = Dropout(hparams.layer_prepostprocess_dropout, broadcast_dims)
@@ -95,6 +96,7 @@ class LayerFactory:
         Raises:
           ValueError: there are more positions than learned ones.
         """
+        # The decoder itself limits the length of decoded sequences.
         if isinstance(forward, DecodeStep):
             positions, longest = forward.positions, 1
         else:
@@ -164,10 +166,12 @@ class LayerFactory:
     def _heads(self, output_scale: float) -> Heads:
         hparams = self._hparams
         use_bias = hparams.attention_bias or hparams.use_bias
+        # Qwen 2 has biases in the projections to q, k and v, and none in the output projection.
         return hparams.construct(
             Heads,
             use_bias=use_bias,
             qkv_bias=hparams.qkv_bias or use_bias,
+            # "head" as in Qwen 3; "projection" over all heads together, as in OLMo 2.
             norm=None if hparams.qk_norm == "none" else self.norm,
             norm_all_heads=hparams.qk_norm == "projection",
             output_scale=output_scale,
@@ -241,12 +245,14 @@ def shifted_right(
             return before
         segments = mtf.ones_like(targets)
     segments_before = mtf.shift(segments, 1, length, wrap=False)
+    # The last token of a segment must not predict the first of the next one, another document.
     continues = mtf.cast(mtf.equal(segments, segments_before), before.dtype)
     before *= continues
     if bos_token_id:
         before += (1 - continues) * bos_token_id
     if previous is None:
         return before
+    # Only the row's first token continues `previous`; other segments begin with BOS.
     is_first = mtf.logical_and(mtf.equal(segments_before, 0), mtf.not_equal(segments, 0))
     known = mtf.cast(mtf.not_equal(previous, 0), before.dtype)
     return before + mtf.cast(is_first, before.dtype) * (known * (previous - bos_token_id))

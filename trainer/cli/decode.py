@@ -55,6 +55,7 @@ def run(flags: absl_flags.FlagValues) -> None:
         if path and not lines:
             raise UsageError(f"{path} is empty: there is nothing to decode or to score")
         chat = _chat(flags, spec, lines)
+        # Otherwise hours of decoding would end with an error of the file system.
         if flags.decode_to_file or flags.decode_from_file:
             files.check_can_be_written(flags.decode_to_file or flags.decode_from_file)
         if spec.config.xla is None and _should_compile(flags, spec, options, len(lines)):
@@ -158,6 +159,7 @@ class _Decoding:
         self._options = options
         self._lines = lines
         with as_usage_error(ValueError, OSError):
+            # With another vocabulary, the same ids would be other text, without any error.
             spec.check_same_data()
             if chat is not None:
                 spec = self._with_first_token(spec, chat)
@@ -205,6 +207,7 @@ class _Decoding:
         """Decodes a file into a file."""
         flags, lines, source = self._flags, self._lines, self._flags.decode_from_file
         references = self._aligned(flags.decode_reference)
+        # Batches have lines of similar lengths, so results come in another order than lines.
         decoded_lines: list[list[Decoded]] = [[] for _ in lines]
         # One line that is too long must not cost the user the other lines: it is reported at the
         # end.
@@ -221,6 +224,7 @@ class _Decoding:
                 decoded_lines[number] = decoded
             if count % 100 == 0:
                 logging.info("decoded %d of %d", count, len(lines))
+        # If no line was decoded, the output of an earlier call stays.
         if self._is_main_process and len(refused) < len(lines):
             path = flags.decode_to_file or f"{source}.{self._name}.decodes"
             files.write_lines(path, [files.line_of(d, self._options) for d in decoded_lines])
@@ -250,6 +254,7 @@ class _Decoding:
         With --chat each line is the next message of a conversation. An empty line begins another
         conversation.
         """
+        # In a pipe, `> ` would become a part of the output.
         is_typed = sys.stdin.isatty()
         history: list[dict[str, str]] = []
         while True:
@@ -258,7 +263,7 @@ class _Decoding:
             line = sys.stdin.readline()
             if not line:
                 return
-            line = line.rstrip("\r\n")
+            line = line.rstrip("\r\n")  # Spaces at the end belong to a prompt.
             if self._chat is not None and not line:
                 history = []  # Another conversation begins.
                 continue
@@ -271,6 +276,7 @@ class _Decoding:
                 )
                 if isinstance(decoded, ValueError):
                     raise decoded
+                # A refused message in the history would make the next one be refused, too.
                 if self._chat is not None:
                     history = [*messages, {"role": "assistant", "content": decoded[0].text}]
             except ValueError as error:
@@ -285,6 +291,7 @@ class _Decoding:
     def _split(self) -> None:
         """Decodes a split of the problem into three files: inputs, targets and outputs."""
         rows = self._decoder.split(self._flags.split, self._options.num_samples)
+        # All processes decode, as each has only a part of the model.
         if not self._is_main_process:
             return
         for path in files.write_rows(self._base, rows, self._options):
@@ -330,6 +337,7 @@ class _Decoding:
     @property
     def _name(self) -> str:
         """The common part of the names of decoded files: problem, method and step."""
+        # Decoding another checkpoint, or in another way, must not overwrite these files.
         options = self._options
         method = {
             "greedy": "greedy",

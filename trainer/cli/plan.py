@@ -45,6 +45,7 @@ def run(flags: absl_flags.FlagValues) -> None:
     """Prints the plan, or the proposals of a search, as text or JSON."""
     with as_usage_error(ValueError, LookupError, OSError):
         cluster = _cluster(flags)
+        # A plan that ignored a flag would be taken for the plan of what the flag asks.
         for name, reason in _without_effect(flags, cluster):
             raise UsageError(f"--{name} has no effect: {reason}")
         train_tokens = _number(flags, "train_tokens", _UNITS)
@@ -84,7 +85,7 @@ def _search(
     search = Search(
         planned,
         cluster,
-        flags.devices or 1,
+        flags.devices or 1,  # With --days, `fewest_devices` sets the number.
         sequences_per_batch(planned.hparams, Layout.from_hparams(planned.hparams)),
         flags.max_tensor_parallel,
         fixed,
@@ -95,6 +96,7 @@ def _search(
     )
     days = flags.days
     proposals = search.fewest_devices(train_tokens, days) if days else search.run()
+    # The proposals' flags are for both programs; t2tp_trainer does not know these.
     own = [f"--{name}={flags[name].value}" for name in _OF_PLAN if flags[name].value]
     front = pareto(proposals)
     entries = [
@@ -126,6 +128,7 @@ def _flags_text(flags: absl_flags.FlagValues, hparams: HParams) -> str:
     """Returns the flags of t2tp_plan and t2tp_trainer that give these hparams."""
     given = [f"--{name}={flags[name].value}" for name in _SHARED if flags[name].value]
     own = [f"--{name}={hparams.get(name)}" for name in ("mesh_shape", "layout")]
+    # Only what differs from the set, in a line that a person can read.
     names = [name for name, *_ in read_set(flags.hparams_set).diff(hparams)]
     changed = hparams.assignments(name for name in names if name not in ("mesh_shape", "layout"))
     return shlex.join([*given, *own, *([f"--hparams={changed}"] if changed else [])])
@@ -133,6 +136,7 @@ def _flags_text(flags: absl_flags.FlagValues, hparams: HParams) -> str:
 
 def _cluster(flags: absl_flags.FlagValues) -> ClusterFile:
     cluster = ClusterFile.load(flags.cluster, flags.stack)
+    # --headroom=0 is a valid fraction.
     headroom = cluster.headroom if flags.headroom is None else flags.headroom
     return dataclasses.replace(cluster, processes=flags.processes, headroom=headroom)
 
@@ -143,6 +147,7 @@ def _without_effect(
     """Yields the given flags without effect on this plan, with the reason."""
     if flags.search:
         preset = read_set(flags.hparams_set).copy()
+        # Only the parser knows which commas separate hparams and which are inside a value.
         for name in (name for text in flags.hparams for name in preset.parse(text)):
             if name in ("mesh_shape", "layout"):
                 yield f"hparams={name}", "--search chooses mesh and layout"
@@ -166,6 +171,7 @@ def _without_effect(
 def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:
     """Fixes the global batch, so that it does not depend on the mesh."""
     tokens, length = _number(flags, "global_batch_tokens", _UNITS_OF_BATCH), hparams.max_length
+    # Rounded, the batch would not be the one that the learning rate was chosen for.
     if tokens % length or 0 < tokens < length:
         below = int(tokens // length) * length
         sizes = " or ".join(str(n) for n in (below, below + length) if n)
@@ -196,6 +202,7 @@ def _fixed(flags: absl_flags.FlagValues, hparams: HParams) -> tuple[dict[str, An
     fixed: dict[str, Any] = {}
     rules = []
     known = [name for name in (*CHOSEN, *RESET) if name in hparams]
+    # A layout separates its rules by `;`, and --hparams its assignments by `,`.
     for part in (part.strip() for given in flags.fix for part in re.split("[;,]", given)):
         name, separator, _ = part.partition("=")
         if not separator and ":" in part:
@@ -214,6 +221,7 @@ def _vocab_size(flags: absl_flags.FlagValues) -> int:
     """Returns --vocab_size, or the vocabulary size of the problem's prepared data."""
     if flags.vocab_size is not None:
         return flags.vocab_size
+    # There is no default: the logits may be the largest tensor of the step.
     if not flags.problem or not flags.data_dir:
         raise UsageError("--vocab_size is missing: give it, or --problem and --data_dir")
     return _problem(flags).vocab_sizes(flags.data_dir)["targets"]

@@ -76,6 +76,7 @@ def get_variable(
     context.declarations[full_name] = VariableDeclaration(role, frozen, growth)
     trainable = trainable and not frozen
     stored = shape
+    # Stages 1 and 2 shard optimizer state and gradients, which frozen weights do not have.
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):
         stored = layout.at_rest(shape)
     get = functools.partial(
@@ -117,7 +118,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         """Creates the variable: `shape` is the shape in use, `stored` the shape at rest."""
         self._stored = stored
         super().__init__(mesh, name, shape, dtype, initializer, trainable=True, **kwargs)
-        self.gathered_variable = self.name
+        self.gathered_variable = self.name  # With its scope, which mesh-tensorflow has just added.
 
     @property
     def shape(self) -> upstream.Shape:
@@ -131,6 +132,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         """Reads the slice at rest, converted to the dtype in use."""
         mesh_impl = lowering.mesh_impl(self)
         variable = mesh_impl.LaidOutVariable(self, mesh_impl)
+        # Assignments find the slices here, as after mesh-tensorflow's `Variable.lower`.
         lowering.variables[self] = variable
         part = tf.cast(variable.laid_out_tensor.slice.read_value(), self.activation_dtype)
         return Relayout(part, self.name, self.shape, self.value.shape)
@@ -162,11 +164,13 @@ class WeightGatherOperation(Operation):
     def again(self) -> upstream.Tensor:
         """Returns the output of a new operation that gathers the same weight again."""
         (y,) = self.outputs
+        # By this name, `t2tp.step.order` counts it to the backward pass.
         name = f"{self.name}/gradients/gather_weights"
         return WeightGatherOperation(self.inputs[0], y.shape, y.dtype, name).outputs[0]
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         (x,) = self.inputs
+        # Cast before the reduce-scatter: a sum over many processors in 16 bits would lose digits.
         return [_at_rest(cast(grad_ys[0], x.dtype), x.shape)]
 
     def lower(self, lowering: Lowering) -> None:
@@ -223,7 +227,7 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
             gather = x.operation
             if (
                 isinstance(gather, WeightGatherOperation)
-                and gather not in inside
+                and gather not in inside  # A recomputed layer has gathered for itself.
                 and x not in again
             ):
                 again[x] = gather.again()

@@ -95,11 +95,14 @@ class StagedStep:
 
         The action `F` is the forward pass, `B` the backward pass, and `W` the gradients of weights.
         """
+        # A program without layers cannot be lowered. All stacks get as many layers as this chunk,
+        # because only the chunk's own entries are read.
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         step = self.lowering.of(*layers).by_place[chunk.place]
         part = f"{action}{chunk.stack}"
 
         def of_part(counts: Mapping[Any, float]) -> dict[Any, float]:
+            # The schedule, not the lowered program, says how often an entry runs.
             return {dataclasses.replace(x, times=1): n for x, n in counts.items() if x.part == part}
 
         return of_part(step.work), of_part(step.traffic)
@@ -118,6 +121,7 @@ class StagedStep:
     def of_stage(self, stage: int, sends: Sequence[tuple[Traffic, int]] = ()) -> LoweredStep:
         """Returns a stage's step; `sends` has the messages it sends, with the number of each."""
         outside = self.lowering.of(*self.layers(stage)).by_place[self.place(stage)]
+        # The lowered program's messages go: `sends` has those of the real schedule.
         work = defaultdict(float, {w: n for w, n in outside.work.items() if not w.part})
         outer = {t: n for t, n in outside.traffic.items() if not t.part and t.kind != "permute"}
         traffic = defaultdict(float, outer)
@@ -160,7 +164,7 @@ class StagedStep:
 
     def _peak(self, peak: Memory, stage: int) -> Memory:
         """Returns `peak` with the activations that the stage saves for other microbatches."""
-        if peak.point == UPDATE:
+        if peak.point == UPDATE:  # All microbatches have ended.
             return peak
         by_purpose = dict(peak.by_purpose)
         by_purpose["kept"] = by_purpose.get("kept", 0.0) + self.kept_of_others(stage)
@@ -213,6 +217,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     # Seconds of the work before and after the loop, such as the update. The slowest stage counts.
     outside = max(plan.seconds - timing.busy[stage] for stage, plan in plans.items())
     total = timing.seconds + outside
+    # Idle time is as uncertain as the work that the other stages wait for.
     scale = total / chosen.seconds
     low, high = chosen.interval
     pipeline = PipelinePlan(
@@ -254,11 +259,13 @@ def _entry_seconds(
     """Returns the seconds of each action on each chunk, by stage."""
     compute = ComputeCost(cluster, step.layout.size)
 
+    # Most stages have equal chunks.
     @functools.cache
     def seconds(chunk: Chunk, action: Action) -> float:
         work, traffic = step.entries(chunk, action.value)
         compute_seconds = {w: n * compute.seconds(w) for w, n in work.items()}
         sent = {t: n * collective.seconds(t) for t, n in traffic.items()}
+        # An entry's collectives overlap with the entry's own work only.
         hidden = hidden_seconds(sent, compute_seconds, cluster.software)
         return sum(compute_seconds.values()) + sum(sent.values()) - sum(hidden.values())
 

@@ -78,6 +78,7 @@ class StageSteps:
         for place in (FIRST, MIDDLE, LAST):
             own = of_stage(placed, place)
             unused = []
+            # All of t2tp's stages have the embeddings (`SoftwareStack.weights_where_used`).
             if software.weights_where_used:
                 reads = (each.operation.inputs for each in own if each.phase != UPDATE)
                 read = {x.operation for inputs in reads for x in inputs}
@@ -85,6 +86,7 @@ class StageSteps:
             own = [each for each in own if each.operation not in unused]
             lifetimes = Liveness(own, needed, layout, software)
             by_place[place] = LoweredStep.from_lifetimes(lifetimes, graph, needed, unused)
+        # Gradients of weights are complete after the last entry of a microbatch.
         last = Action.WEIGHTS if loop.schedule.splits_backward else Action.BACKWARD
         for step in by_place.values():
             step.traffic = _in_entries(step.traffic, f"{last.value}0")
@@ -152,6 +154,7 @@ class StageLowering:
         schedule, chunks = layout.pipeline.schedule, len(self.stacks) * layout.pipeline.chunks
         self.table = Table(schedule, layout.num_stages, hparams.microbatches, chunks)
         self.microbatches = min(_MICROBATCHES, hparams.microbatches)
+        # The stages are the product of these axes.
         first, *others = layout.axes_of(LAYERS)
         sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
         sizes |= {first.name: _STAGES, **dict.fromkeys((axis.name for axis in others), 1)}
@@ -159,6 +162,7 @@ class StageLowering:
             "mesh_shape": ";".join(f"{name}:{size}" for name, size in sizes.items()),
             "microbatches": self.microbatches,
             "pipeline_schedule": lowered_schedule(self.table.splits_backward),
+            # The layers of each stage and chunk are given to `of`, so this program divides equally.
             "pipeline_chunks": 1,
             "pipeline_layers": "",
         }
@@ -173,6 +177,8 @@ class StageLowering:
     def _lower(self, few: HParams) -> StageSteps:
         hparams = few.with_values({name: _STAGES * few.get(name) for name in self.stacks})
         table = self.table
+        # The real numbers of stages and microbatches are in the key because they determine the
+        # bytes of idle shares and features. The other candidates of a search share the program.
         key = repr(hparams), table.microbatches, table.stages, self._software
         if key not in self._lowered_before:
             steps = StageSteps.from_program(

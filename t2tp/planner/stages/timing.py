@@ -65,6 +65,7 @@ class Table:
           ScheduleError: there is no such table.
         """
         left_out = (self.microbatches - 1) // self.stages - _GROUPS
+        # A file has the table of one number of microbatches.
         if left_out <= 0 or self.name.endswith(".csv"):
             table = make_schedule(self.name, self.stages, self.microbatches, self.chunks)
             return table, table, 0
@@ -136,6 +137,7 @@ def _crossed(schedule: Schedule, stage: int, entry: TickWork) -> int | None:
     if entry.action is Action.FORWARD:
         is_last = (stage + 1, entry.chunk + 1) == (schedule.stages, schedule.chunks)
         return None if is_last else entry.chunk
+    # The first stage's chunk got its input from the last stage's previous chunk.
     if entry.action is Action.BACKWARD and (stage or entry.chunk):
         return entry.chunk if stage else entry.chunk - 1
     return None
