@@ -5,7 +5,8 @@
 
 Measures the cases of `planning_cases.py` that are not in FILE, adds them to FILE, and prints the
 table. With --again, it measures all cases; with --no-measure, it measures none; with --no-memory,
-only seconds.
+only seconds. A shared machine is slower at times, so --turns=3 measures the cases in turns and
+keeps the shortest step of each.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ def main() -> int:
     args = _arguments()
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     chosen = [(i, case) for i, case in enumerate(CASES) if args.only in case.name]
-    for number, case in chosen:
-        if args.measure and (args.again or case.name not in results):
-            results[case.name] = _measured(number, case, args.memory)
+    missing = [each for each in chosen if args.again or each[1].name not in results]
+    for turn in range(args.turns if args.measure else 0):
+        for number, case in missing:
+            measured = _measured(number, case, args.memory and not turn)
+            best = results[case.name] if turn else measured
+            results[case.name] = best | measured if measured["seconds"] < best["seconds"] else best
             args.results.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{case.name}: {results[case.name]['seconds']:.3f} s", file=sys.stderr)
     if args.measure and not Path(args.cluster).exists() and args.cluster.endswith(".toml"):
@@ -134,6 +138,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--results", type=Path, default=HERE / "planning.json")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()

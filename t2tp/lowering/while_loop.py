@@ -9,7 +9,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.deferred_sums import Scatter
-from t2tp.lowering.shared_constants import shared_constants
+from t2tp.lowering.fast_graph import fast_graph
 
 
 class _LoopState(NamedTuple):
@@ -68,7 +68,7 @@ def lower_while_loop(
 
     def body(state: _LoopState) -> list[_LoopState]:
         collectives_before = len(collectives.log)
-        with shared_constants(), inside(state.iteration):
+        with fast_graph(), inside(state.iteration):
             _bind(op._body_inputs, state.variables, lowering)
             lowering.lower_operations(op._body_ops, op._body_outputs, accumulators)
             variables = [lowering.slice(tensor) for tensor in next_variables]

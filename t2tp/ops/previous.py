@@ -58,20 +58,23 @@ class NeighborOperation(Operation):
         order = lowering.orders.of(x)
         y = self._shifted(lowering, order, x)
         for of_x in segments:
-            key = ("same segment", of_x, self._dim, self._offset, order)
+            key = ("same segment", of_x, self._dim, self._offset, order, *x.shape.dims)
             same = lowering.shared(key, functools.partial(self._is_same, lowering, order, of_x))
-            y = tf.where(expanded(same, of_x.shape, x.shape), y, tf.zeros_like(y))
+            y = tf.where(same, y, tf.zeros([], y.dtype))
         lowering.set_slice(self.outputs[0], y)
         lowering.orders.set(self.outputs[0], order)
 
     def _is_same(self, lowering: Lowering, order: Order, segments: upstream.Tensor) -> tf.Tensor:
-        """Whether elements are in the segment of their neighbors."""
+        """Whether elements of x are in the segment of their neighbors; broadcasts with x."""
         own = lowering.slice_in_order(segments, order)
-        return tf.equal(own, self._shifted(lowering, order, segments))
+        same = tf.equal(own, self._shifted(lowering, order, segments))
+        return expanded(same, segments.shape, self.inputs[0].shape)
 
     def _shifted(self, lowering: Lowering, order: Order, tensor: upstream.Tensor) -> tf.Tensor:
         x, along = lowering.slice_in_order(tensor, order), tensor.shape.dims.index(self._dim)
         axis = lowering.mesh_impl(self).tensor_dimension_to_mesh_axis(self._dim)
+        if axis is None:
+            return self._shifted_whole(x, along)
         # Each part of a slice in head-tail order has its own neighbors.
         parts = tf.split(x, 2, along) if axis in order else [x]
         inner, ends = slice(None, -1), slice(-1, None)
@@ -84,12 +87,16 @@ class NeighborOperation(Operation):
             joined += [end, part[(*before, inner)]][:: self._offset]
         return tf.concat(joined, along)
 
-    def _exchanged(
-        self, lowering: Lowering, axis: int | None, ends: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def _shifted_whole(self, x: tf.Tensor, along: int) -> tf.Tensor:
+        """Shifts a slice with the whole dimension, in few nodes: layers shift keys and values."""
+        begin, size, padding = ([0] * x.shape.rank, [-1] * x.shape.rank, [[0, 0]] * x.shape.rank)
+        begin[along] = int(self._offset < 0)
+        size[along] = self._dim.size - 1
+        padding[along] = [0, 1] if self._offset < 0 else [1, 0]
+        return tf.pad(tf.slice(x, begin, size), padding)
+
+    def _exchanged(self, lowering: Lowering, axis: int, ends: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sends the ends of parts to the processors that have the neighboring parts."""
-        if axis is None:
-            return [tf.zeros_like(end) for end in ends]
         mesh_impl = lowering.mesh_impl(self)
         places = range(mesh_impl.shape[axis].size)
         if len(ends) == 1:

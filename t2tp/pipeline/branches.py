@@ -34,9 +34,9 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.fast_graph import fast_graph
 from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row, rows_of_microbatch
-from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import tree_levels
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.messages import MessageKind, Wires, message_kinds
@@ -154,7 +154,7 @@ class Branches:
         def branch(action: Action, chunk: int, layers: int) -> BranchResult:
             microbatch = Microbatch(row.microbatch, self.op.count, self._rows, self._per_row)
             lowering = self.lowering
-            with shared_constants(), lowering.isolated(), lowering.inside_microbatch(microbatch):
+            with fast_graph(), lowering.isolated(), lowering.inside_microbatch(microbatch):
                 lowering.set_slice(self.op._body_inputs[0], row.microbatch)
                 return _Branch(self, chunk, layers, state, row).run(action)
 
@@ -220,7 +220,7 @@ class _Branch:
         first_name = self._wires.name(Action.FORWARD, chunk - 1) if chunk else None
 
         def first(before: GraphPiece) -> list[tf.Tensor]:
-            with shared_constants(), self._lowering.isolated():
+            with fast_graph(), self._lowering.isolated():
                 if chunk:
                     outputs = self._partition.exit_of(chunk - 1).outputs
                     self._bind(outputs, self._arrived(first_name))
@@ -244,7 +244,7 @@ class _Branch:
         `outputs` are the outputs of the last chunk's layers, by default the saved ones. Without a
         backward pass, there are no gradients.
         """
-        with shared_constants(), self._lowering.isolated():
+        with fast_graph(), self._lowering.isolated():
             tensors = self._partition.last_exit.outputs
             if outputs is None:
                 self._bind_saved("exit", tensors)
@@ -299,7 +299,7 @@ class _Branch:
         self._send(chunk, input_gradients)
 
         def first() -> list[tf.Tensor]:
-            with shared_constants(), self._lowering.isolated():
+            with fast_graph(), self._lowering.isolated():
                 if chunk:
                     self._bind_saved("before", self._partition.exit_of(chunk - 1).outputs)
                 self._bind(self._enter.backward.outputs, input_gradients)  # type: ignore[union-attr]

@@ -16,8 +16,8 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.building.mesh import Mesh
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.fast_graph import fast_graph
 from t2tp.lowering.operation import Operation
-from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.while_loop import reduce_what_comes_from_outside
 from t2tp.mesh.layout import LayoutError
 from t2tp.ops.scatter_update import NewRows, with_rows
@@ -187,7 +187,7 @@ class _ChainLowering:
         is_at_work = (group >= 0) & (group < self._groups.count)
 
         def work() -> list[tf.Tensor]:
-            with shared_constants():
+            with fast_graph():
                 results, changed = self._layers(group, entered, own)
                 all_passed = [
                     self._with_rows(x, part, tensor, group)

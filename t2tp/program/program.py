@@ -20,10 +20,10 @@ from t2tp import upstream
 from t2tp.argument_types import checked
 from t2tp.building.mesh import Mesh, names_by_stage
 from t2tp.garbage_collection import without_garbage_collection
+from t2tp.lowering.fast_graph import fast_graph
 from t2tp.lowering.lowering import GraphLowering, all_operations
 from t2tp.lowering.mesh_impl import Backend, LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import Operation, check_operation, signature_of
-from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.slice_shapes import resized
 from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.collective_log import Collective, summarize
@@ -295,6 +295,11 @@ class Program:
             Outputs(self.layout, self.cluster, self._output_shapes, slices, reads, row)
             for row in ([()] if size == 1 else [(i,) for i in range(count)])
         ]
+
+    @property
+    def device_memory(self) -> float:
+        """Bytes of each device. Infinite on GPUs, whose allocator ends a step with an error."""
+        return self._target.memory
 
     @property
     def compiles_step(self) -> bool:
@@ -570,7 +575,7 @@ class Program:
         )
         if self._target.sums_in_stages:
             sum_in_stages()
-        with shared_constants():
+        with fast_graph():
             lowering = GraphLowering(built.graph, built.mesh, mesh_impl, built.outputs.values())
             outputs = {
                 name: self._gathered(tensor.shape, lowering.slice(tensor), collectives)

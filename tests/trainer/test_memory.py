@@ -1,4 +1,4 @@
-"""The memory of a training does not grow with the number of steps."""
+"""The memory of a training: it is checked before the first step, and does not grow."""
 
 import ctypes
 from collections.abc import Mapping
@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from t2tp.processes.libc_calls import libc
+from t2tp.program.program import Program
 from t2tp.trainer.hooks.hook import Hook, Training
 from tests.trainer import toy
-from tests.trainer.toy_estimator import estimator
+from tests.trainer.toy_estimator import Note, estimator
 
 BEGIN, STEPS, SAVE = 500, 1500, 100
 
@@ -34,6 +35,14 @@ class Watch(Hook):
             float(outputs["loss"])
             info = libc.mallinfo2()
             self.seen[training.steps_done] = (info.uordblks + info.hblkhd, info.arena)
+
+
+def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(Program, "device_memory", 100.0)
+    note = Note()
+    with pytest.raises(MemoryError, match=r"needs \d+ B .* has 100 B .*smaller batch"):
+        estimator(tmp_path).train(toy.inputs(), 4, [note])
+    assert not [what for what, _ in note.calls if what == "before"]
 
 
 @pytest.mark.slow

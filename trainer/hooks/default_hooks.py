@@ -20,6 +20,7 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Program
 from t2tp.program.replicas import ReplicaMismatch
 from t2tp.program.variables import SlicedVariable, Variables
+from t2tp.report.units import size
 from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.hook import Hook, PeriodicHook, Training, wait_for
 from t2tp.trainer.hooks.json_log import JsonLog
@@ -35,7 +36,10 @@ from t2tp.trainer.run_config import RunConfig, profile_range
 
 @dataclass(frozen=True)
 class RunInfoHook(Hook):
-    """Writes the constants of a run: hyperparameters, layout report and MFU formula."""
+    """Writes the constants of a run: hyperparameters, layout report and MFU formula.
+
+    Also refuses a step that the devices cannot hold, because it has the report.
+    """
 
     summaries: SummaryWriter
     program: Program
@@ -43,11 +47,23 @@ class RunInfoHook(Hook):
     utilization: Utilization | None
 
     def begin(self, training: Training) -> None:
-        """Writes the hyperparameters, the layout report and the MFU formula."""
+        """Writes the hyperparameters, the layout report and the MFU formula.
+
+        Raises:
+          MemoryError: a device of CPU cores has less memory than the step needs. Without this
+            error, the kernel would end the process.
+        """
+        report = explain(self.program)
+        needed, memory = sum(report.data.memory.values()), self.program.device_memory
+        if needed > memory:
+            raise MemoryError(
+                f"a step needs {size(needed)} on each device, and this machine has"
+                f" {size(memory)} for each: use a smaller batch, or more microbatches"
+            )
         step = training.steps_done
         if self.hparams:
             self.summaries.hparams(self.hparams)
-        layout = "\n".join(f"    {line}" for line in str(explain(self.program)).splitlines())
+        layout = "\n".join(f"    {line}" for line in str(report).splitlines())
         self.summaries.text(step, "layout", layout)
         if self.utilization is not None:
             self.summaries.text(step, "mfu_formula", self.utilization.describe())

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.fast_graph import fast_graph
 from t2tp.lowering.operation import Operation
-from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.signature import Signature
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.mesh.collectives import tree_sum
@@ -311,7 +311,7 @@ class _ChunkKernel:
         d_xs = tf.TensorArray(tokens[0].dtype, count, element_shape=[rows, width])
 
         def body(i: tf.Tensor, sums: list[tf.Tensor], d_xs: tf.TensorArray) -> tuple:
-            with shared_constants(), self._collectives.repeated(count):
+            with fast_graph(), self._collectives.repeated(count):
                 addends, d_x = self._chunk(*(chunk[i] for chunk in chunks))
             written = d_xs if d_x is None else d_xs.write(i, d_x)
             return i + 1, [a + b for a, b in zip(sums, addends, strict=True)], written

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.lowering.shared_constants import shared_constants
+from t2tp.lowering.fast_graph import fast_graph
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ DIFFERENT = [(1, 1.0), (0.0, -0.0), (1, [1]), ([1, 2], [[1, 2]]), (np.float32(2)
     ids=["integer and float", "sign of zero", "number and list", "shapes", "dtypes"],
 )
 def test_different_ones_stay_different(graph, one, other):
-    with shared_constants():
+    with fast_graph():
         values = [tf.constant(one), tf.constant(other)]
     with tf.compat.v1.Session(graph=graph) as session:
         found = session.run(values)
@@ -36,7 +36,7 @@ def test_different_ones_stay_different(graph, one, other):
 
 
 def test_those_that_wait_for_others_or_are_of_another_device_are_their_own(graph):
-    with shared_constants():
+    with fast_graph():
         first = tf.constant(3)
         with tf.control_dependencies([tf.compat.v1.placeholder(tf.int32, [])]):
             waits = tf.constant(3)
