@@ -51,6 +51,7 @@ class SlicedTensor:
     @property
     def copies(self) -> int:
         """The number of devices with the same slice."""
+        # Along the other axes, devices hold equal slices.
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return self.layout.size // math.prod(axis.size for axis in axes if axis)
 
@@ -151,6 +152,7 @@ def _pipeline_facts(loop: PipelineLoop, layout: Layout) -> Iterator[str]:
         f" {schedule.ticks} ticks; stages are idle {schedule.bubble():.1%} of the time if the"
         " parts of a backward pass take as long as a forward pass"
     )
+    # The graph has the layers of one stage; these are their names on each stage.
     scopes = context_of(loop.mesh).stage_scopes.values()
     for stage in range(schedule.stages):
         layers = [name for names in scopes if (name := names[stage]) is not None]
@@ -202,6 +204,7 @@ class ReportData:
     @functools.cached_property
     def uses_by_tensor(self) -> dict[str, list[Use]]:
         """For each tensor, the collectives that reduce it or that its operation emits."""
+        # mesh-tensorflow names the first output of an operation `<operation>:0`.
         return self._uses_by(lambda use: {use.tensor.removesuffix(":0")})
 
     def _uses_by(

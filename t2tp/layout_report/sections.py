@@ -80,6 +80,7 @@ def _mesh_as_tensor(layout: Layout) -> report.SlicedTensor:
 
 
 def _memory(data: report.ReportData) -> Iterator[Part]:
+    # Purposes without bytes are left out: a single device has no communication buffers.
     held = {PURPOSES[purpose]: n for purpose, n in data.memory.items() if n}
     rows = [(what, size(num_bytes)) for what, num_bytes in held.items()]
     yield Table(("what", "#per device"), rows, [*held.values()])
@@ -109,6 +110,7 @@ def _activations(data: report.ReportData) -> list[Card]:
 
 def _cards(lines: Iterable[_Line], facts: Callable[[_Line], list[str]]) -> list[Card]:
     """Returns a card for each group of tensors with equal facts."""
+    # Equal layers share a card. A layer that is split or read in another way has its own.
     groups: list[LayerGroup[_Line]] = group_layers(
         lines,
         lambda line: line.tensor.name,

@@ -150,7 +150,7 @@ def _several(uses: Sequence[CollectiveUse]) -> str:
     gradients = sum(use.gradient_of is not None for use in uses)
     others = [use.tensor.removesuffix(":0") for use in uses if not use.gradient_of]
     text = [f"gradients of {gradients} variables"] if gradients else []
-    text += others[:3]
+    text += others[:3]  # Hundreds of small tensors may share a collective.
     if len(others) > 3:
         text.append(f"{len(others) - 3} other tensors")
     over = ", ".join(dict.fromkeys(dim for use in uses for dim in use.over))
@@ -172,6 +172,7 @@ def mesh_facts(data: report.ReportData) -> Iterator[str]:
     layout = data.layout
     if layout.storage.stage:
         trained = [line.tensor for line in data.variables if line.trainable]
+        # Mostly vectors, which no axis divides.
         whole = [t.name for t in trained if not any(axes_at_rest(d.name) for d in t.shape.dims)]
         text = (
             f"ZeRO stage {layout.storage.stage}: {len(trained) - len(whole)} of {len(trained)}"

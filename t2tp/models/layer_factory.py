@@ -120,6 +120,7 @@ class LayerFactory:
         if self._hparams.token_shift:
             x = shifted(x, forward, "embedding", "token_shift")
         if self._position == "relative":
+            # One bias for all layers of a stack, as in T5.
             heads = mtf.Dimension("heads", self._hparams.num_heads)
             bias = self._hparams.construct(relative, x.mesh, heads)
             forward = replace(forward, relative_bias=bias)
@@ -155,6 +156,7 @@ class LayerFactory:
     # `construct` reads every parameter that is not given here from the hparam of the same name.
     def _attention(self, kind: Callable[..., T], output_scale: float, **given: Any) -> T:
         """Returns a `SelfAttention` or `CrossAttention`."""
+        # Only the operation knows the length and the device, by which it chooses a method.
         method = self._hparams.attention_method
         return self._hparams.construct(
             kind,
@@ -206,7 +208,7 @@ class LayerFactory:
             FeedForward,
             use_bias=hparams.mlp_bias or hparams.use_bias,
             output_scale=scale,
-            experts=(),
+            experts=(),  # `MixtureOfExperts` adds its dimension.
         )
         # The last of each `moe_every` layers has experts: with 2, the second, fourth, ... layer.
         if not self._has_experts or (number + 1) % hparams.moe_every:

@@ -34,6 +34,7 @@ _MARKER, _MANIFEST = "FINISHED", "manifest.json"
 _MARKERS = (_MARKER, _MANIFEST, "saved_model.pb")
 # Files that are uploaded last. `config.json` makes a directory a Hugging Face checkpoint.
 _LAST = (*_MARKERS, "config.json")
+# `checkpoints/step-00000100`, the directory of a checkpoint.
 _STEP = re.compile(r"(?:.*/)?step-\d{8,}")
 # Names of files that are never uploaded: work in progress, and the local lock (the store has a
 # `StoreLock` instead).
@@ -193,6 +194,7 @@ class Mirror:
                 if PurePosixPath(marker).parent in overwritten:
                     self._delete(marker, entries)
                     changed.append(marker)
+            # A reader that finds `step-00000100/FINISHED` must find all other files of the step.
             for name in sorted({*changed} & states.keys(), key=_order):
                 self._check_lock()
                 try:
@@ -204,6 +206,7 @@ class Mirror:
                         raise
                     has_all = False  # Retention has deleted it: there is a newer checkpoint.
             deleted = [n for n in entries if self.lock and has_all and self._is_deleted(n)]
+            # In the opposite order: without its marker, the rest of a step is not read.
             for name in sorted(deleted, key=lambda name: not name.endswith(_MARKER)):
                 self._delete(name, entries)
         if is_last and not has_all:

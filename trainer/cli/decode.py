@@ -241,6 +241,7 @@ class _Decoding:
         if not path:
             return None
         lines = read_lines(path)
+        # After one missing line, each text would be scored against the reference of another.
         if len(lines) != len(self._lines):
             raise UsageError(
                 f"{path} has {len(lines)} lines, and {self._flags.decode_from_file} has"
@@ -329,6 +330,7 @@ class _Decoding:
         """Prints the metrics of decoded texts and writes them for TensorBoard."""
         figures = self._problem.decode_metrics(outputs, references)
         print("  ".join(f"{name} {figure:.2f}" for name, figure in figures.items()))
+        # TensorBoard shows a directory as a curve, beside those of training and evaluation.
         directory = os.path.join(self._estimator.config.output_dir, f"decode_{what}")
         summaries = SummaryWriter(directory)
         summaries.write(self._estimator.steps_done, figures)

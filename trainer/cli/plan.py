@@ -55,6 +55,7 @@ def run(flags: absl_flags.FlagValues) -> None:
             _set_batch(flags, hparams)
         size, shape = _vocab_size(flags), _image_shape(flags)
         planned = request(flags.model, hparams, size, shape, flags.teacher)
+    # A program is built below, so sizes that no check knows may turn out to be impossible.
     with building(flags.model):
         if flags.search:
             _search(flags, planned, cluster, train_tokens)
@@ -67,7 +68,7 @@ def _plan(
 ) -> None:
     plan = planned.plan(cluster)
     _show(flags, plan_report(plan), _entry(plan, train_tokens))
-    if train_tokens and not flags.json:
+    if train_tokens and not flags.json:  # JSON is for programs: nothing may follow it.
         print(f"\n{flags.train_tokens} tokens take {training_text(plan, train_tokens)}.")
 
 

@@ -93,6 +93,7 @@ def get_variable(
         part = get(dtype=uncast, **kwargs)
         return WeightGatherOperation(part, shape, dtype.activation_dtype).outputs[0]
     # A second call, such as for an embedding that is also the output's matrix, shares the gather.
+    # In this table, mesh-tensorflow's `get_variable` finds a variable again.
     known = mesh.graph.name_to_variable
     if full_name not in known:
         known[full_name] = ShardedVariable(mesh, name, shape, stored, dtype, initializer, **kwargs)

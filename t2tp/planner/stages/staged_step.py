@@ -61,6 +61,7 @@ class StagedStep:
         assigned = []
         for count in stacks.values():
             ranges = assign_layers(count, layout)
+            # All stages run one program: their layers have the same kinds in the same order.
             check_layers_match(ranges, [layer % period(hparams) for layer in range(count)])
             assigned.append(ranges)
         end = len(stacks) - 1, layout.pipeline.chunks - 1
@@ -178,7 +179,7 @@ class StagedStep:
     def message(self, chunk: int, phase: str) -> Traffic:
         """Returns the message that a processor sends to a neighbor after a chunk's layers."""
         stack = chunk // self.layout.pipeline.chunks
-        layers = [1] * len(self.lowering.stacks)
+        layers = [1] * len(self.lowering.stacks)  # More layers do not change the message.
         size = self.lowering.of(*layers).messages[stack]
         axes = tuple(axis.name for axis in self.layout.axes_of(LAYERS))
         return Traffic("permute", axes, phase, 1, size, False, part=SEND)

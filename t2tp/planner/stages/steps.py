@@ -151,6 +151,7 @@ class StageLowering:
                 f"The layout splits {LAYERS!r}, and this model has no stack of layers to split"
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
+        # An encoder's output passes all stages before the decoder begins, so stacks share no chunk.
         schedule, chunks = layout.pipeline.schedule, len(self.stacks) * layout.pipeline.chunks
         self.table = Table(schedule, layout.num_stages, hparams.microbatches, chunks)
         self.microbatches = min(_MICROBATCHES, hparams.microbatches)

@@ -16,7 +16,7 @@ from tests.models.small_lm import make_hparams
 class Invented(measure.Measured):
     """A machine with two cores, whose rates are invented."""
 
-    def _seconds(self, build, mesh):
+    def _seconds(self, name, build, mesh=""):
         return 1e-3 if not mesh else 2e-3
 
     def _measure(self, sample):
