@@ -1,9 +1,8 @@
-"""Measures the effect of each choice in `transformer_lm_base`, at two sizes.
+"""Measures the effect of each choice in `transformer_lm_base`, at two widths and two depths.
 
     python benchmarks/learning/choices.py --data_dir=data [--runs="width 64;width 128"] [CHOICE ...]
 
-Each run changes one choice and keeps all others; it trains on one thread. Token shift, the latest
-choice of the set, is only in the run that names it. The bits per byte of
+Each run changes one choice and keeps all others; it trains on one thread. The bits per byte of
 validation text are stored in choices.json at once, and a stored run is not repeated. At the end,
 prints the table of docs/learning.md.
 """
@@ -30,38 +29,40 @@ from t2tp.trainer.run_spec import RunSpec
 
 STORED = Path(__file__).resolve().parent / "choices.json"
 VOCABULARY = 2048
+STEPS = 640
 # Number of batches of the validation text to evaluate.
 EVALUATED = 40
-# Width -> other sizes. Without a gate, d_ff is 3 / 2 times as large, so that the number of
-# parameters is the same.
-SIZES = {64: "d_model=64,d_ff=176,num_heads=2", 128: "d_ff=352"}
-UNGATED = {64: 264, 128: 528}
-# A column of the table -> width and number of steps.
-RUNS = {"width 64": (64, 160), "width 128": (128, 160), "width 64, 640 steps": (64, 640)}
-AS_IT_IS, OTHER_SEED = "as it is", "another seed"
+# A column of the table -> sizes, and the hidden size of a gated network with as many parameters.
+NARROW = "d_model=64,d_ff=256,num_heads=2"
+RUNS = {
+    "width 64": (NARROW, 172),
+    "width 128": ("", 340),
+    "width 64, 4 layers": (f"{NARROW},num_hidden_layers=4", 172),
+}
+AS_IT_IS, SEEDS = "as it is", {"another seed": 1, "a third seed": 2}
 NO_PREVIOUS, PLAIN = "no token before a window", "none of these choices"
 CHOICES = {
     AS_IT_IS: "",
-    OTHER_SEED: "",
+    **dict.fromkeys(SEEDS, ""),
     "optimizer=adam": "optimizer=adam,learning_rate_constant=0.004",
     "embedding_norm=false": "embedding_norm=false",
     "qk_norm=none": "qk_norm=none",
     "initializer=fan_in": "initializer=fan_in",
     "fan_in, no embedding norm": "initializer=fan_in,embedding_norm=false",
     "position=learned": "position=learned",
-    "mlp=relu": "mlp=relu,d_ff={ungated}",
+    "mlp=swiglu": "mlp=swiglu,d_ff={gated}",
     "cosine decay": "learning_rate_schedule=constant*linear_warmup*cosine_decay",
     "optimizer_muon_relative_rate=1": "optimizer_muon_relative_rate=1,learning_rate_constant=0.006",
     "tie_embeddings=false": "tie_embeddings=false",
-    "token_shift=true": "token_shift=true",
+    "token_shift=false": "token_shift=false",
     NO_PREVIOUS: "",
-    PLAIN: "d_ff={ungated}",
+    PLAIN: "",
 }
 
 
 def bits_per_byte(choice: str, run: str, data_dir: Path) -> float:
     """Trains without a choice, and returns the bits per byte of the validation text."""
-    size, steps = RUNS[run]
+    sizes, gated = RUNS[run]
     feature = FEATURES.pop(PREVIOUS)
     if choice not in (NO_PREVIOUS, PLAIN):
         FEATURES[PREVIOUS] = feature
@@ -69,16 +70,16 @@ def bits_per_byte(choice: str, run: str, data_dir: Path) -> float:
     problem.prepare(data_dir)
     hparams_set = "transformer_lm_plain_tiny" if choice == PLAIN else "transformer_lm_tiny"
     hparams = registry.hparams(hparams_set)
-    hparams.parse(f"{SIZES[size]},token_shift=false")
-    hparams.parse(CHOICES[choice].format(ungated=UNGATED[size]))
+    hparams.parse(sizes)
+    hparams.parse(CHOICES[choice].format(gated=gated))
     with tempfile.TemporaryDirectory() as directory:
         spec = RunSpec.resolve(
             "transformer_lm",
             problem.name,
             hparams,
-            RunConfig(directory, random_seed=int(choice == OTHER_SEED)),
+            RunConfig(directory, random_seed=SEEDS.get(choice, 0)),
             data_dir=data_dir,
-            train_steps=steps,
+            train_steps=STEPS,
             problem_options=f"vocab_size={VOCABULARY}",
             evaluation=EvalConfig(local_eval_frequency=0, eval_steps=EVALUATED),
         )
@@ -105,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("choices", nargs="*", help="by default all")
     parser.add_argument("--data_dir", type=Path, required=True)
-    parser.add_argument("--runs", default="width 64;width 128", help=";".join(RUNS))
+    parser.add_argument("--runs", default=";".join(RUNS), help="columns of the table")
     args = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
