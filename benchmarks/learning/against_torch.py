@@ -5,13 +5,14 @@
 
 Both start from the same initial values and read the same batches, each on one thread, with the
 schedule of the hparams set. With `--float64`, both compute in float64, so that rounding errors do
-not accumulate. Prints the largest difference of the first 20 losses, and the bits per byte of
-40 batches of the validation text.
+not accumulate. Stores in against_torch.json, and prints, the largest difference of the first 20
+losses and the bits per byte of 40 batches of the validation text.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ import tensorflow as tf
 from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)
 from t2tp import models as _models  # noqa: F401
 from t2tp import problems, registry
+from t2tp.atomic_file import write_text
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.layout import Layout
 from t2tp.program.program import Program
@@ -29,6 +31,7 @@ from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_input
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from tests.models import torch_lm
 
+STORED = Path(__file__).resolve().parent / "against_torch.json"
 OPTIONS, EVALUATED = "vocab_size=2048,separate_documents=false", 40
 CHANGES = {"muon": "", "adam": "optimizer=adam,learning_rate_constant=0.001"}
 
@@ -96,7 +99,7 @@ def main() -> None:
         initial, zip(map(tokens_of, batches), rates, strict=True), args.optimizer
     )
     away = np.abs(np.divide(ours, theirs) - 1)
-    print(f"losses: {away[:20].max():.1e} in 20 steps, {away.max():.1e} in all (relative)")
+    figures = {"difference": float(f"{away[:20].max():.1e}")}
     held_out = evaluation_inputs(
         problem, args.data_dir, hparams, Layout.from_hparams(hparams), problem.splits[1]
     )
@@ -104,7 +107,11 @@ def main() -> None:
     size = sum(problem.counts(batch)["bytes"] for batch in evaluated)
     rows = [tokens_of(batch) for batch in evaluated]
     for name, each in {"t2tp": values_of_t2tp(), "torch": values}.items():
-        print(f"{name}: {bits_per_byte(each, rows, size):.4f} bits per byte")
+        figures[name] = round(bits_per_byte(each, rows, size), 4)
+    stored = json.loads(STORED.read_text("utf-8")) if STORED.exists() else {}
+    run = args.optimizer + (", float64" if args.float64 else "")
+    print(f"{run}: {figures}")
+    write_text(STORED, json.dumps(stored | {run: figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
