@@ -32,7 +32,6 @@ _JSON_TYPES: dict[str, Schema] = {
 # before the conversion, because the hparams check only the converted values.
 _TYPES = {name: _JSON_TYPES[kind] for kind, names in _ENTRIES["types"].items() for name in names}
 _NONE = object()
-_COMMON_MLP = "swiglu"  # The network of most types.
 # hparam -> the hparam whose value 0 stands for
 _DERIVED = {
     "num_kv_heads": "num_heads",
@@ -156,8 +155,6 @@ class ModelType:
             different = self.different(config, hparams)
         except ConversionError:  # Only activations have names that a type may lack.
             different = {"mlp": None}
-            if hparams.get("mlp") != _COMMON_MLP:  # The user wants to know all hparams at once.
-                different |= self.obstacles(hparams.with_values({"mlp": _COMMON_MLP}))
         return {name: canonical(hparams).get(name) for name in different}
 
     def _nearest_config(self, hparams: HParams) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor
         x = x + torch.einsum("bhtk,hkd->btd", attended, p[f"{block}/output"])
         block = f"layer_{layer:02d}/feed_forward"
         y = rms_norm(x, p[f"{block}/norm_scale"])
-        x = x + F.relu(y @ p[f"{block}/input"]) @ p[f"{block}/output"]
+        x = x + (F.silu(y @ p[f"{block}/gate"]) * (y @ p[f"{block}/input"])) @ p[f"{block}/output"]
     logits = rms_norm(x, p["final/norm_scale"]) @ p["embedding"].T
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
