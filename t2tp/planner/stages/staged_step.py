@@ -96,8 +96,8 @@ class StagedStep:
 
         The action `F` is the forward pass, `B` the backward pass, and `W` the gradients of weights.
         """
-        # A program without layers cannot be lowered. All stacks get as many layers as this chunk,
-        # because only the chunk's own entries are read.
+        # A program without layers cannot be lowered. All stacks get the number of this chunk's
+        # layers: only the chunk's own entries are read.
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         step = self.lowering.of(*layers).by_place[chunk.place]
         part = f"{action}{chunk.stack}"
