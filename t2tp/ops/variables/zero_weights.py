@@ -133,7 +133,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         """Reads the slice at rest, converted to the dtype in use."""
         mesh_impl = lowering.mesh_impl(self)
         variable = mesh_impl.LaidOutVariable(self, mesh_impl)
-        # Assignments find the slices here, as after mesh-tensorflow's `Variable.lower`.
+        # Assignments look for the slices here.
         lowering.variables[self] = variable
         part = tf.cast(variable.laid_out_tensor.slice.read_value(), self.activation_dtype)
         return Relayout(part, self.name, self.shape, self.value.shape)
