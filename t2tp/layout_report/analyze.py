@@ -54,7 +54,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
         by_stage = [*[sizes.kept] * (loop.schedule.stages - 1), last]
         saved = loop.schedule.max_kept(by_stage)
         points = []
-        # Of the middle stages, the first saves the activations of the most microbatches.
+        # In 1F1B, the first of the middle stages saves the most. A schedule of a file may differ.
         for stage, place in ((0, FIRST), (1, MIDDLE), (-1, LAST)):
             own = Liveness(of_stage(placed, place), needed, layout, kernels)
             of_place = LoweredStep.from_lifetimes(own, graph, needed).memory_by_point()

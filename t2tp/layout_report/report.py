@@ -51,7 +51,7 @@ class SlicedTensor:
     @property
     def copies(self) -> int:
         """The number of devices with the same slice."""
-        # Along the other axes, devices hold equal slices.
+        # Along the other axes devices hold equal slices, except that each stage has its own layers.
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return self.layout.size // math.prod(axis.size for axis in axes if axis)
 
@@ -158,7 +158,7 @@ def _pipeline_facts(loop: PipelineLoop, layout: Layout) -> Iterator[str]:
         layers = [name for names in scopes if (name := names[stage]) is not None]
         saved = f"; activations of at most {alive[stage]} at once" if schedule.trains else ""
         yield f"stage {stage}: {len(layers)} layers, {_ranges(layers)}{saved}"
-    # An encoder and a decoder may pass on activations of different sizes.
+    # A decoder also passes on the encoder's output. Not all that is passed on has gradients.
     exits = map(loop.partition.exit_of, range(len(loop.partition.enters)))
     sizes = dict.fromkeys(kind.num_bytes for op in exits for kind in message_kinds(op, layout))
     listed = " or ".join(f"{size:,}" for size in sizes)

@@ -16,7 +16,7 @@ from t2tp.report.units import size
 from t2tp.step.attribution import CollectiveUse
 from t2tp.step.memory import PURPOSES
 
-# Number of groups of activations to show; the table of memory counts all of them.
+# Number of groups of activations to show; the table of memory counts the hidden ones, too.
 LARGEST = 20
 # Max number of columns of a pipeline's chart.
 _COLUMNS = 2000

@@ -68,7 +68,7 @@ def colour(layout: Layout, pnum: int) -> str:
     The coordinate on the mesh's first axis gives the lightness, the other coordinates the hue.
     """
     sizes = [axis.size for axis in layout.mesh_shape.dims if axis.size > 1]
-    # Processors that differ only on the first axis, mostly `data`, hold the same weights: one hue.
+    # On data:2;model:4, processors that differ only on the first axis hold the same weights.
     hues = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
     shades = layout.size // hues
     # Less than the full circle, or the last hue would look like the first.
@@ -97,7 +97,7 @@ def _side(tensor: SlicedTensor, dims: Sequence[int]) -> _Side:
     size = math.prod(tensor.shape.dims[dim].size for dim in dims)
     parts = math.prod(_parts(tensor, dim) for dim in dims)
     label = " \N{MULTIPLICATION SIGN} ".join(_dimension(tensor, dim) for dim in dims)
-    # Logarithmic, or a vocabulary of 50,000 would make a head of 64 a line.
+    # On a linear scale, nearly every side would be `_SHORTEST` or `_LONGEST`.
     length = min(max(_SHORTEST, 18 * math.log2(size + 1)), _LONGEST)
     min_length = parts * _ROOMY
     if parts > _FEW:
@@ -139,7 +139,7 @@ def _cell(
     ranges = ", ".join(_indices(tensor, dim, each) for dim, each in enumerate(part))
     owners = wording.pnums(pnums)
     is_everywhere = tensor.layout.size > 1 and len(pnums) == tensor.layout.size
-    # A processor's colour would say that only this processor has the slice.
+    # A slice that all processors hold belongs to none of them.
     fill = _GREY if is_everywhere else colour(tensor.layout, pnums[0])
     label = ""
     words = (

@@ -30,8 +30,8 @@ PUT_IN = (
 def fitting(data: report.ReportData) -> str:
     """Names the devices with enough memory."""
     total = f"{size(data.needed)} in all, with {size(RESERVED)} for driver and libraries"
-    # The GB in the names of cards are GiB.
-    room = [gb for gb in _DEVICE_GB if data.fits(gb * 2**30) == "yes"]
+    # A card has at least the GB in its name: an L4 of 24 GB has 24.1e9 bytes, an H100 85e9.
+    room = [gb for gb in _DEVICE_GB if data.fits(gb * 1e9) == "yes"]
     if not room:
         return f"{total}: more than a device of {_DEVICE_GB[-1]} GB has"
     small = [gb for gb in _DEVICE_GB if gb < room[0]]
@@ -124,7 +124,7 @@ def purpose(group: LayerGroup[report.CollectiveLine]) -> str:
     """Describes the purpose of a group of collectives."""
     collective, use = group.first, group.first.uses[0]
     name = group.name.removesuffix(":0")
-    # A sum that no operation needs is reduced when the step returns it.
+    # Outside of all operations, the step reduces or gathers what it returns.
     if not collective.operation:
         text = "an output of the program"
     elif len(collective.uses) > 1:
@@ -172,7 +172,7 @@ def mesh_facts(data: report.ReportData) -> Iterator[str]:
     layout = data.layout
     if layout.storage.stage:
         trained = [line.tensor for line in data.variables if line.trainable]
-        # Mostly vectors, which no axis divides.
+        # Mostly vectors: unless storage rules name them, ZeRO shards tensors of two dimensions.
         whole = [t.name for t in trained if not any(axes_at_rest(d.name) for d in t.shape.dims)]
         text = (
             f"ZeRO stage {layout.storage.stage}: {len(trained) - len(whole)} of {len(trained)}"

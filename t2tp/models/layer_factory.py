@@ -96,7 +96,7 @@ class LayerFactory:
         Raises:
           ValueError: there are more positions than learned ones.
         """
-        # The decoder itself limits the length of decoded sequences.
+        # `t2tp.decoding.Decoder` limits the length of decoded sequences.
         if isinstance(forward, DecodeStep):
             positions, longest = forward.positions, 1
         else:
@@ -156,7 +156,7 @@ class LayerFactory:
     # `construct` reads every parameter that is not given here from the hparam of the same name.
     def _attention(self, kind: Callable[..., T], output_scale: float, **given: Any) -> T:
         """Returns a `SelfAttention` or `CrossAttention`."""
-        # Only the operation knows the length and the device, by which it chooses a method.
+        # `attention` chooses by the lengths and the device, which are not known here.
         method = self._hparams.attention_method
         return self._hparams.construct(
             kind,
@@ -247,7 +247,7 @@ def shifted_right(
             return before
         segments = mtf.ones_like(targets)
     segments_before = mtf.shift(segments, 1, length, wrap=False)
-    # The last token of a segment must not predict the first of the next one, another document.
+    # The last token of a segment must not predict the first of the next, which is unrelated.
     continues = mtf.cast(mtf.equal(segments, segments_before), before.dtype)
     before *= continues
     if bos_token_id:

@@ -298,8 +298,12 @@ class Program:
 
     @property
     def device_memory(self) -> float:
-        """Bytes of each device. Infinite on GPUs, whose allocator ends a step with an error."""
-        return self._target.memory
+        """Bytes of each device for a step's tensors, as far as they are known; otherwise infinite.
+
+        The allocator of a GPU ends a step with an error, and XLA stores fewer tensors than the step
+        has.
+        """
+        return math.inf if self.compiles_step else self._target.memory
 
     @property
     def compiles_step(self) -> bool:

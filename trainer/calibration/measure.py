@@ -37,8 +37,8 @@ _HOST_RESERVED = 500e6
 # and the max number of its operations.
 _WANTED, _MOST_OPERATIONS = 0.12, 96
 _CALLS = 8
-# Number of times that everything is measured. The shortest times count: other users of a shared
-# machine may slow it down by a third for some seconds.
+# Number of rounds of measurements. The shortest times count: other users of a shared machine may
+# slow it down by a third for some seconds.
 _ROUNDS = 3
 # Number of float32 values in the input of a collective: one is bound by latency, one by bandwidth.
 _FEW, _MANY = 1 << 10, 1 << 20

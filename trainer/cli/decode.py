@@ -241,7 +241,7 @@ class _Decoding:
         if not path:
             return None
         lines = read_lines(path)
-        # After one missing line, each text would be scored against the reference of another.
+        # After one missing line, each line would get the reference or prefix of another.
         if len(lines) != len(self._lines):
             raise UsageError(
                 f"{path} has {len(lines)} lines, and {self._flags.decode_from_file} has"
@@ -255,8 +255,8 @@ class _Decoding:
         With --chat each line is the next message of a conversation. An empty line begins another
         conversation.
         """
-        # In a pipe, `> ` would become a part of the output.
-        is_typed = sys.stdin.isatty()
+        # In a file or pipe, `> ` would become a part of the output.
+        is_typed = sys.stdin.isatty() and sys.stdout.isatty()
         history: list[dict[str, str]] = []
         while True:
             if is_typed:
@@ -292,7 +292,7 @@ class _Decoding:
     def _split(self) -> None:
         """Decodes a split of the problem into three files: inputs, targets and outputs."""
         rows = self._decoder.split(self._flags.split, self._options.num_samples)
-        # All processes decode, as each has only a part of the model.
+        # All processes decode together, as their devices run one program.
         if not self._is_main_process:
             return
         for path in files.write_rows(self._base, rows, self._options):
@@ -330,7 +330,7 @@ class _Decoding:
         """Prints the metrics of decoded texts and writes them for TensorBoard."""
         figures = self._problem.decode_metrics(outputs, references)
         print("  ".join(f"{name} {figure:.2f}" for name, figure in figures.items()))
-        # TensorBoard shows a directory as a curve, beside those of training and evaluation.
+        # TensorBoard shows each directory as a run of its own.
         directory = os.path.join(self._estimator.config.output_dir, f"decode_{what}")
         summaries = SummaryWriter(directory)
         summaries.write(self._estimator.steps_done, figures)
@@ -339,7 +339,7 @@ class _Decoding:
     @property
     def _name(self) -> str:
         """The common part of the names of decoded files: problem, method and step."""
-        # Decoding another checkpoint, or in another way, must not overwrite these files.
+        # Another checkpoint, method, width, alpha or temperature must not overwrite these files.
         options = self._options
         method = {
             "greedy": "greedy",

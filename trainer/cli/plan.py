@@ -45,7 +45,7 @@ def run(flags: absl_flags.FlagValues) -> None:
     """Prints the plan, or the proposals of a search, as text or JSON."""
     with as_usage_error(ValueError, LookupError, OSError):
         cluster = _cluster(flags)
-        # A plan that ignored a flag would be taken for the plan of what the flag asks.
+        # If a flag were ignored, the user would think that the plan includes it.
         for name, reason in _without_effect(flags, cluster):
             raise UsageError(f"--{name} has no effect: {reason}")
         train_tokens = _number(flags, "train_tokens", _UNITS)
@@ -55,7 +55,7 @@ def run(flags: absl_flags.FlagValues) -> None:
             _set_batch(flags, hparams)
         size, shape = _vocab_size(flags), _image_shape(flags)
         planned = request(flags.model, hparams, size, shape, flags.teacher)
-    # A program is built below, so sizes that no check knows may turn out to be impossible.
+    # The program is built only here, and may show that sizes which passed all checks do not fit.
     with building(flags.model):
         if flags.search:
             _search(flags, planned, cluster, train_tokens)
@@ -86,7 +86,7 @@ def _search(
     search = Search(
         planned,
         cluster,
-        flags.devices or 1,  # With --days, `fewest_devices` sets the number.
+        flags.devices or 1,  # With --days, `fewest_devices` doubles it.
         sequences_per_batch(planned.hparams, Layout.from_hparams(planned.hparams)),
         flags.max_tensor_parallel,
         fixed,

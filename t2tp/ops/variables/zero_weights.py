@@ -165,7 +165,7 @@ class WeightGatherOperation(Operation):
     def again(self) -> upstream.Tensor:
         """Returns the output of a new operation that gathers the same weight again."""
         (y,) = self.outputs
-        # By this name, `t2tp.step.order` counts it to the backward pass.
+        # This name makes it a part of the backward pass, for `t2tp.step.order`.
         name = f"{self.name}/gradients/gather_weights"
         return WeightGatherOperation(self.inputs[0], y.shape, y.dtype, name).outputs[0]
 

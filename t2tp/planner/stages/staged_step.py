@@ -96,9 +96,8 @@ class StagedStep:
 
         The action `F` is the forward pass, `B` the backward pass, and `W` the gradients of weights.
         """
-        # A program without layers cannot be lowered. All stacks get the number of this chunk's
-        # layers: only the chunk's own entries are read.
-        layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
+        # All stacks get the number of this chunk's layers: only the chunk's own entries are read.
+        layers = [chunk.layers] * len(self.lowering.stacks)
         step = self.lowering.of(*layers).by_place[chunk.place]
         part = f"{action}{chunk.stack}"
 
@@ -122,7 +121,7 @@ class StagedStep:
     def of_stage(self, stage: int, sends: Sequence[tuple[Traffic, int]] = ()) -> LoweredStep:
         """Returns a stage's step; `sends` has the messages it sends, with the number of each."""
         outside = self.lowering.of(*self.layers(stage)).by_place[self.place(stage)]
-        # The lowered program's messages go: `sends` has those of the real schedule.
+        # The lowered program's messages are left out: `sends` has those of the real schedule.
         work = defaultdict(float, {w: n for w, n in outside.work.items() if not w.part})
         outer = {t: n for t, n in outside.traffic.items() if not t.part and t.kind != "permute"}
         traffic = defaultdict(float, outer)
@@ -158,7 +157,7 @@ class StagedStep:
 
         The chunk before the loss also saves the output of its layers.
         """
-        layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
+        layers = [chunk.layers] * len(self.lowering.stacks)
         steps = self.lowering.of(*layers)
         results = steps.results[chunk.stack] if chunk.place == LAST else 0
         return steps.kept[chunk.stack] + results

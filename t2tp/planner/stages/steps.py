@@ -155,7 +155,7 @@ class StageLowering:
         schedule, chunks = layout.pipeline.schedule, len(self.stacks) * layout.pipeline.chunks
         self.table = Table(schedule, layout.num_stages, hparams.microbatches, chunks)
         self.microbatches = min(_MICROBATCHES, hparams.microbatches)
-        # The stages are the product of these axes.
+        # The number of stages is the product of these axes: one gets `_STAGES`, the others 1.
         first, *others = layout.axes_of(LAYERS)
         sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
         sizes |= {first.name: _STAGES, **dict.fromkeys((axis.name for axis in others), 1)}
@@ -178,8 +178,8 @@ class StageLowering:
     def _lower(self, few: HParams) -> StageSteps:
         hparams = few.with_values({name: _STAGES * few.get(name) for name in self.stacks})
         table = self.table
-        # The real numbers of stages and microbatches are in the key because they determine the
-        # bytes of idle shares and features. The other candidates of a search share the program.
+        # The lowered hparams lack the real number of microbatches, which sets the rows of the
+        # program, and of stages, which sets the bytes of idle shares.
         key = repr(hparams), table.microbatches, table.stages, self._software
         if key not in self._lowered_before:
             steps = StageSteps.from_program(

@@ -65,7 +65,7 @@ class Table:
           ScheduleError: there is no such table.
         """
         left_out = (self.microbatches - 1) // self.stages - _GROUPS
-        # A file has the table of one number of microbatches.
+        # A file has the table for one number of microbatches only.
         if left_out <= 0 or self.name.endswith(".csv"):
             table = make_schedule(self.name, self.stages, self.microbatches, self.chunks)
             return table, table, 0
