@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.config import flags
 
 import t2tp
 from t2tp import mtf
@@ -33,6 +34,14 @@ def test_different_ones_stay_different(graph, one, other):
         assert np.array_equal(np.signbit(value), np.signbit(expected))
     assert values[0].dtype == tf.convert_to_tensor(one).dtype or one is other
     assert sum(op.type == "Const" for op in graph.get_operations()) >= 2
+
+
+def test_tensorflows_flag_is_as_before_after_an_error_too(graph):
+    in_cpp = flags.config().graph_building_optimization
+    with pytest.raises(RuntimeError), fast_graph():
+        assert in_cpp.value()
+        raise RuntimeError
+    assert not in_cpp.value()
 
 
 def test_those_that_wait_for_others_or_are_of_another_device_are_their_own(graph):
