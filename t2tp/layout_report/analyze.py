@@ -37,6 +37,7 @@ def explain(program: Program, kernels: Kernels | None = None) -> LayoutReport:
     devices. `kernels` determine the planned memory. The default are t2tp's kernels on the program's
     devices, or on GPUs if the program is abstract.
     """
+    # Only tracing emits collectives, for example those of deferred sums.
     log = program.collective_log()
     graph, outputs = program.graph()
     layout, needed = program.layout, list(outputs.values())

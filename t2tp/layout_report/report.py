@@ -35,6 +35,7 @@ class SlicedTensor:
     @property
     def axes(self) -> tuple[str | None, ...]:
         """The mesh axis that splits each dimension, or None; `data+expert` means both axes."""
+        # An axis of size 1 splits nothing. It is there so that rules with its name stay valid.
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return tuple(axis.name if axis and axis.size > 1 else None for axis in axes)
 
@@ -231,6 +232,7 @@ class ReportData:
                     name_in_use(dim.name)
                     for tensor in tensors
                     for dim, by in zip(tensor.shape.dims, tensor.axes, strict=True)
+                    # Several axes may split one dimension: `data+expert`.
                     if by is not None and axis.name in by.split(JOIN)
                 )
             )

@@ -52,6 +52,7 @@ def sections(data: report.ReportData) -> list[Section]:
 def _chart(schedule: Schedule) -> Iterator[str]:
     """Draws a schedule: a line per stage, of up to `_COLUMNS` letters, and a column per tick."""
     widest = max(len(str(entry)) for _, _, entry in schedule.entries()) + 1
+    # The beginning shows the pattern. All ticks of thousands of microbatches would fill megabytes.
     shown = min(schedule.ticks, (_COLUMNS - 12) // widest)
     for stage in range(schedule.stages):
         cells = (schedule.table[tick][stage] for tick in range(shown))
@@ -104,6 +105,7 @@ def _activations(data: report.ReportData) -> list[Card]:
         uses = data.uses_by_tensor.get(activation.tensor.name, ())
         return [wording.facts(activation), *wording.collectives(uses)]
 
+    # Users look for what to split next, and only the first groups are shown.
     computed = (a for a in data.activations if not a.is_fed)
     return _cards(sorted(computed, key=lambda a: -a.tensor.slice_bytes), facts)
 

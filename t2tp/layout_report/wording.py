@@ -71,6 +71,7 @@ def slots(line: report.VariableLine) -> str:
     """Describes a variable's optimizer slots, if there are any."""
     if not line.slots:
         return ""
+    # A slot is named after its variable: `w/adam_m`.
     names = [slot.name.removeprefix(line.tensor.name).lstrip("/_") for slot in line.slots]
     dtypes = dict.fromkeys(slot.dtype.name for slot in line.slots)
     text = f"{', '.join(dtypes)}, {size(line.slot_bytes)} per device"
@@ -180,9 +181,11 @@ def mesh_facts(data: report.ReportData) -> Iterator[str]:
         )
         yield f"{text}; whole: {first_few(whole, 4, ', ')}" if whole else text
     have = set(layout.mesh_shape.dimension_names)
+    # This is no error: one layout may serve several meshes.
     idle = [f"{dim}:{axis}" for dim, axes in layout.rules for axis in axes if axis not in have]
     if idle:
         yield f"unused, the mesh lacks the axis: {', '.join(idle)}"
+    # A forgotten or misspelt rule would otherwise show only as a step without a speedup.
     names = unnamed_dimensions(layout, [v.tensor.shape for v in data.variables])
     if layout.size > 1 and names:
         yield f"no rule names {', '.join(names)}: each processor uses them whole"

@@ -303,6 +303,7 @@ class _Decoding:
     def _images(self, images: GeneratedImages) -> None:
         """Generates images into PNG files."""
         count = self._options.num_samples
+        # The default, all examples of a split, means nothing for images.
         if count < 1:
             raise UsageError(
                 f"{self._problem.name} generates images: give their number, as in"

@@ -296,6 +296,7 @@ def gradients_at_rest(
     scatters = [
         after.operation
         for grad, after in zip(grads, at_rest, strict=True)
+        # A sum of several scatters would have to wait for the last of them, wherever it is.
         if grad is not after and len(after.operation.inputs) == 1
     ]
     if scatters:

@@ -198,6 +198,7 @@ class StageLowering:
         dims, microbatches = [], self.table.microbatches
         for dim in feature.shape.dims:
             size = dim.size
+            # Microbatches have whole sequences or images.
             if dim.name == "batch":
                 if size % microbatches:
                     raise LayoutError(
