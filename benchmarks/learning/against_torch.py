@@ -99,7 +99,7 @@ def main() -> None:
         initial, zip(map(tokens_of, batches), rates, strict=True), args.optimizer
     )
     away = np.abs(np.divide(ours, theirs) - 1)
-    figures = {"difference": float(f"{away[:20].max():.1e}")}
+    figures: dict[str, float] = {"steps": args.steps, "difference": float(f"{away[:20].max():.1e}")}
     held_out = evaluation_inputs(
         problem, args.data_dir, hparams, Layout.from_hparams(hparams), problem.splits[1]
     )

@@ -173,7 +173,7 @@ def mesh_facts(data: report.ReportData) -> Iterator[str]:
     layout = data.layout
     if layout.storage.stage:
         trained = [line.tensor for line in data.variables if line.trainable]
-        # Mostly vectors: unless storage rules name them, ZeRO shards tensors of two dimensions.
+        # Mostly vectors, which ZeRO does not shard unless a storage rule names their dimension.
         whole = [t.name for t in trained if not any(axes_at_rest(d.name) for d in t.shape.dims)]
         text = (
             f"ZeRO stage {layout.storage.stage}: {len(trained) - len(whole)} of {len(trained)}"

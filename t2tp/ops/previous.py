@@ -89,7 +89,8 @@ class NeighborOperation(Operation):
 
     def _shifted_whole(self, x: tf.Tensor, along: int) -> tf.Tensor:
         """Shifts a slice with the whole dimension, in few nodes: layers shift keys and values."""
-        begin, size, padding = ([0] * x.shape.rank, [-1] * x.shape.rank, [[0, 0]] * x.shape.rank)
+        rank = x.shape.rank
+        begin, size, padding = [0] * rank, [-1] * rank, [[0, 0]] * rank
         begin[along] = int(self._offset < 0)
         size[along] = self._dim.size - 1
         padding[along] = [0, 1] if self._offset < 0 else [1, 0]
