@@ -110,6 +110,14 @@ def one_value(path, table):
     parquet.write_table(pyarrow.table({"text": value}), path, store_schema=False)
 
 
+def one_row(path, table):
+    """Writes one row with 1.25 GiB: a file of some 100 kilobytes."""
+    value = pyarrow.array(["x" * 2**28], pyarrow.large_string())
+    columns = {f"text{n}": value for n in range(5)}
+    options = dict(compression="zstd", use_dictionary=False, write_statistics=False)
+    parquet.write_table(pyarrow.table(columns), path, **options)
+
+
 def compressed(path, table):
     large = pyarrow.array(["x" * 2**27], pyarrow.large_string())
     arrow(
@@ -123,6 +131,7 @@ HOSTILE = {
     "offsets.arrow": (offsets, "monotonically|monotonic|offset"),
     "compressed.arrow": (compressed, "make over 1 rows"),
     "one_value.parquet": (one_value, "make over 256 rows"),
+    "one_row.parquet": (one_row, "takes more than 1024 MiB of memory"),
     "rows.parquet": (
         lambda path, table: parquet.write_table(
             pyarrow.table({"text": pyarrow.nulls(10**8)}), path
