@@ -36,12 +36,17 @@ def test_different_ones_stay_different(graph, one, other):
     assert sum(op.type == "Const" for op in graph.get_operations()) >= 2
 
 
-def test_tensorflows_flag_is_as_before_after_an_error_too(graph):
+def test_tensorflow_is_as_before_after_an_error_too(graph):
     in_cpp = flags.config().graph_building_optimization
     with pytest.raises(RuntimeError), fast_graph():
         assert in_cpp.value()
+        one = tf.constant(1)
+        two = tf.constant(2)
         raise RuntimeError
     assert not in_cpp.value()
+    after = tf.constant(3)
+    lines = [[frame.lineno for frame in each.op.traceback] for each in (one, two, after)]
+    assert lines[0] == lines[1] != lines[2]
 
 
 def test_those_that_wait_for_others_or_are_of_another_device_are_their_own(graph):
