@@ -1,5 +1,6 @@
 """An object store on loopback: moto's S3 server with injected faults and a count of sent bytes."""
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from botocore.loaders import JSONFileLoader
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 SECRET = "dGhlIHNlY3JldCBrZXk"
@@ -33,6 +35,9 @@ class StoreServer:
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app  # takes a second
 
+        # Each client would read botocore's 2 MB about all services anew.
+        load = functools.cache(functools.partial(JSONFileLoader._load_file, None))
+        JSONFileLoader._load_file = lambda self, *args: load(*args)
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet
