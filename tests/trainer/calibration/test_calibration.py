@@ -40,11 +40,14 @@ def test_a_sample_has_its_own_kind_of_work_and_kinds_of_earlier_samples(sample):
 
 
 @pytest.mark.slow
-def test_the_rate_of_a_kind_is_its_bytes_by_its_seconds():
+def test_a_machine_has_plausible_rates(monkeypatch):
+    for name, value in {"_ROUNDS": 1, "_CALLS": 1, "_WANTED": 0.02}.items():
+        monkeypatch.setattr(measure, name, value)
     measured = measure.Measured()
-    measured._empty = 0.0
-    measured._measure(SAMPLES[0])
-    assert 1e7 < measured.rates["elementwise"] < 1e13 and 0 <= measured.launch < 1e-3
+    assert len(list(measured.run())) == measure.steps()
+    assert measured.rates.keys() == {sample.kind for sample in SAMPLES}
+    assert all(1e7 < rate < 1e14 for rate in (*measured.rates.values(), measured.link))
+    assert 0 <= measured.launch < 1e-3 and measured.host < 1e-2 and 0 < measured.latency < 0.1
 
 
 def test_a_measured_machine_is_a_cluster_file(tmp_path, monkeypatch, capfd):
