@@ -11,14 +11,17 @@ operations are lowered. So a graph's nodes share one stack.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from tensorflow.core.config import flags
+from tensorflow.python.framework import ops
 from tensorflow.python.util import tf_stack
 
-_LARGEST = 256  # Bytes. Larger constants are not compared with others.
+_LARGEST = 256  # Bytes, or elements of a list. Larger constants are not compared with others.
 
 
 @contextlib.contextmanager
@@ -27,37 +30,45 @@ def fast_graph() -> Iterator[None]:
 
     Graphs inside the current graph, such as loop bodies, need their own context. Constants with
     control dependencies, or made for another device or in a TensorFlow 1 condition, stay separate.
-    TensorFlow's flag and stacks are the process's: graphs of other threads change, too.
+    TensorFlow's functions and flag are the process's: graphs of other threads change, too.
     """
     graph = tf1.get_default_graph()
-    create = graph._create_op_internal
+    create, extract_stack = ops._create_graph_constant, tf_stack.extract_stack
     device_scopes = len([*graph._device_function_stack.peek_objs()])
-    known: dict[bytes, tf.Operation] = {}
+    known: dict[Hashable, tf.Tensor] = {}
 
-    def create_once(op_type: str, *args: object, **kwargs: object) -> tf.Operation:
-        if op_type != "Const" or not (
-            graph._control_flow_context is None
-            and not graph._control_dependencies_stack
-            and len([*graph._device_function_stack.peek_objs()]) == device_scopes
+    def create_once(value: Any, dtype: Any, shape: Any, *others: Any) -> tf.Tensor:
+        key = (_key(value), dtype, _key(shape))
+        if (
+            None in key[::2]
+            or tf1.get_default_graph() is not graph
+            or graph._control_flow_context is not None
+            or graph._control_dependencies_stack
+            or len([*graph._device_function_stack.peek_objs()]) != device_scopes
         ):
-            return create(op_type, *args, **kwargs)
-        value = kwargs["attrs"]["value"].tensor  # type: ignore[index]
-        if value.ByteSize() > _LARGEST:
-            return create(op_type, *args, **kwargs)
-        key = value.SerializeToString()
+            return create(value, dtype, shape, *others)
         if key not in known:
-            known[key] = create(op_type, *args, **kwargs)
+            known[key] = create(value, dtype, shape, *others)
         return known[key]
 
-    in_cpp = flags.config().graph_building_optimization
+    in_cpp, stack = flags.config().graph_building_optimization, extract_stack()
     before = in_cpp.value()
     in_cpp.reset(True)
-    extract_stack, stack = tf_stack.extract_stack, tf_stack.extract_stack()
     tf_stack.extract_stack = lambda stacklevel=1: stack
-    graph._create_op_internal = create_once
+    ops._create_graph_constant = create_once
     try:
         yield
     finally:
-        del graph._create_op_internal
-        tf_stack.extract_stack = extract_stack
+        ops._create_graph_constant, tf_stack.extract_stack = create, extract_stack
         in_cpp.reset(before)
+
+
+def _key(value: Any) -> Hashable:
+    """Returns what only equal values of the same type have; None if the value is not compared."""
+    if isinstance(value, list | tuple) and len(value) <= _LARGEST:
+        keys = tuple(map(_key, value))
+        return None if None in keys else keys
+    if isinstance(value, np.ndarray | np.generic) and value.nbytes <= _LARGEST:
+        return value.dtype.str, value.shape, value.tobytes()
+    # The signs of zeros differ.
+    return (type(value), repr(value)) if isinstance(value, int | float | None) else None
