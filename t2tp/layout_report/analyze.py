@@ -1,16 +1,19 @@
 """Collects the data of a layout report from the analysis of a lowered program."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.argument_types import checked
+from t2tp.building.mesh import names_by_stage
 from t2tp.layout_report import report
 from t2tp.layout_report.sections import sections
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
+from t2tp.mesh.stages import LAYERS
 from t2tp.program.program import Program
 from t2tp.report.parts import Report
 from t2tp.step.attribution import Attribution
@@ -97,7 +100,8 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLin
     tensors: dict[upstream.Variable, report.SlicedTensor] = {}
     for variable in graph.all_variables:
         name = variable.name
-        tensor = report.SlicedTensor(name, variable.shape, variable.slice_dtype, layout)
+        stages = _stages(variable.mesh, name, layout)
+        tensor = report.SlicedTensor(name, variable.shape, variable.slice_dtype, layout, stages)
         owner = None if variable.trainable else owner_of(name, slots)
         # A running average of a norm belongs to no trained variable, and has a line of its own.
         if owner is None:
@@ -110,6 +114,12 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLin
     ]
 
 
+def _stages(mesh: upstream.Mesh, name: str, layout: Layout) -> int:
+    """Returns the number of stages, if each has a layer of its own with a tensor of this name."""
+    axes = layout.axes_of(LAYERS) if names_by_stage(mesh, name) else ()
+    return math.prod(axis.size for axis in axes)
+
+
 def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:
     """Lists the features and computed tensors that the step uses."""
     for buffer in lifetimes.buffers:
@@ -119,8 +129,10 @@ def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:
             continue
         if is_weight(each.operation):  # It is in the section of variables.
             continue
+        layout = lifetimes.layout
+        stages = _stages(each.operation.mesh, buffer.name, layout)
         yield report.Activation(
-            report.SlicedTensor(buffer.name, buffer.shape, buffer.dtype, lifetimes.layout),
+            report.SlicedTensor(buffer.name, buffer.shape, buffer.dtype, layout, stages),
             type(each.operation).__name__.removesuffix("Operation"),
             each.phase,
             buffer.purpose == "features",

@@ -25,12 +25,18 @@ from t2tp.step.work import FORWARD
 
 @dataclass(frozen=True)
 class SlicedTensor:
-    """A tensor and its slices; `dtype` is the dtype of the slices."""
+    """A tensor and its slices.
+
+    Attributes:
+      dtype: dtype of the slices.
+      stages: number of a pipeline's stages, if each stage has its own tensor of this kind.
+    """
 
     name: str
     shape: upstream.Shape
     dtype: tf.DType
     layout: Layout
+    stages: int = 1
 
     @property
     def axes(self) -> tuple[str | None, ...]:
@@ -52,9 +58,10 @@ class SlicedTensor:
     @property
     def copies(self) -> int:
         """The number of devices with the same slice."""
-        # Along the other axes devices hold equal slices, except that each stage has its own layers.
+        # Along the other axes devices hold equal slices.
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
-        return self.layout.size // math.prod(axis.size for axis in axes if axis)
+        slices = math.prod(axis.size for axis in axes if axis)
+        return self.layout.size // (self.stages * slices)
 
     def holders(self) -> dict[tuple[range, ...], list[int]]:
         """Maps each distinct slice, as index ranges, to its processors."""

@@ -54,8 +54,9 @@ def slice_of(tensor: report.SlicedTensor) -> str:
     text = f"{list(tensor.slice_shape)} {tensor.dtype.name}, {size(tensor.slice_bytes)} per device"
     if tensor.layout.size == 1:
         return text
-    if tensor.copies == tensor.layout.size:
-        return f"full tensor {text}, on all {tensor.copies}"
+    if tensor.copies * tensor.stages == tensor.layout.size:
+        where = f"all {tensor.copies}" if tensor.stages == 1 else "each device of its stage"
+        return f"full tensor {text}, on {where}"
     if tensor.copies == 1:
         return f"slice {text}"
     return f"slice {text}, {tensor.copies} copies of each"

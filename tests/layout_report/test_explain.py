@@ -281,6 +281,9 @@ def test_the_schedule_of_a_pipeline_is_drawn():
 
     report = t2tp.explain(staged_steps.program("lm", layout, 4, kind=abstract))
     text = str(report)
+    copies = {line.tensor.name: line.tensor.copies for line in report.data.variables}
+    assert (copies["embedding"], copies["layer_00/attention/q"]) == (2, 1)
+    assert "256 B per device, on each device of its stage\n" in text
     assert "mesh axis stage of size 2 splits layers" in text
     assert "1f1b: 4 microbatches through 2 stages in 10 ticks; stages are idle 20.0%" in text
     assert "stage 1: 2 layers, layer_02, layer_03; activations of at most 1 at once" in text
