@@ -141,6 +141,18 @@ class DecodeOptions:
         return 1.0 if self.temperature is None else self.temperature
 
     @property
+    def label(self) -> str:
+        """The method and its options for names of files, such as `temperature1.top_k5`."""
+        if self.method != SAMPLE:
+            return GREEDY if self.method == GREEDY else f"beam{self.width}.alpha{self.alpha:g}"
+        narrowed = [
+            f"{each.name}{value:g}"
+            for each in fields(self)
+            if each.name in _SAMPLING[1:] and (value := getattr(self, each.name)) != each.default
+        ]
+        return ".".join([f"temperature{self.sampling_temperature:g}", *narrowed])
+
+    @property
     def _names_some(self) -> bool:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 

@@ -18,20 +18,20 @@ def test_text_is_read():
 
 
 CASES = [
-    ("", "beam", 4),
-    ("beam_size=1", "greedy", 1),
-    ("temperature=0", "greedy", 1),
-    ("beam_size=7", "beam", 7),
-    ("temperature=0.5", "sample", 1),
-    ("top_k=5", "sample", 1),
-    ("top_p=0.5,beam_size=1", "sample", 1),
+    ("", "beam", 4, "beam4.alpha0.6"),
+    ("beam_size=1", "greedy", 1, "greedy"),
+    ("temperature=0", "greedy", 1, "greedy"),
+    ("beam_size=7", "beam", 7, "beam7.alpha0.6"),
+    ("temperature=0.5", "sample", 1, "temperature0.5"),
+    ("top_k=5", "sample", 1, "temperature1.top_k5"),
+    ("top_p=0.5,beam_size=1,min_p=0.1", "sample", 1, "temperature1.top_p0.5.min_p0.1"),
 ]
 
 
-@pytest.mark.parametrize(("text", "method", "width"), CASES)
-def test_the_method_follows_from_what_is_given(text, method, width):
+@pytest.mark.parametrize(("text", "method", "width", "label"), CASES)
+def test_the_method_follows_from_what_is_given(text, method, width, label):
     options = DecodeOptions.parse(text)
-    assert (options.method, options.width) == (method, width)
+    assert (options.method, options.width, options.label) == (method, width, label)
 
 
 @mistakes("decode_hparams")

@@ -340,14 +340,8 @@ class _Decoding:
     @property
     def _name(self) -> str:
         """The common part of the names of decoded files: problem, method and step."""
-        # Another checkpoint, method, width, alpha or temperature must not overwrite these files.
-        options = self._options
-        method = {
-            "greedy": "greedy",
-            "sample": f"temperature{options.sampling_temperature:g}",
-            "beam": f"beam{options.width}.alpha{options.alpha:g}",
-        }[options.method]
-        return f"{self._problem.name}.{method}.step{self._estimator.steps_done}"
+        # Another checkpoint or method must not overwrite these files.
+        return f"{self._problem.name}.{self._options.label}.step{self._estimator.steps_done}"
 
     @property
     def _base(self) -> Path:
