@@ -437,7 +437,10 @@ def fill(path: Path, ranges: Sequence[tuple[int, int]], *, again: bool = False) 
     hole = hole_of(path)
     if hole is not None:
         with path.open("r+b") as file:
-            (store, name), filled = hole, _filled.setdefault(os.fstat(file.fileno()).st_ino, set())
+            (store, name), status = hole, os.fstat(file.fileno())
+            filled = _filled.setdefault(status.st_ino, set())
+            if not status.st_blocks:  # A new file may have the inode of a deleted one.
+                filled.clear()
             missing = [each for each in ranges if again or each not in filled]
             store.read_ranges(name, missing, lambda at, part: os.pwrite(file.fileno(), part, at))
             filled.update(missing)
