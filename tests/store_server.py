@@ -35,7 +35,7 @@ class StoreServer:
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app  # takes a second
 
-        # Each client would read botocore's 2 MB about all services anew.
+        # Otherwise each client reads botocore's 2 MB about all services.
         load = functools.cache(functools.partial(JSONFileLoader._load_file, None))
         JSONFileLoader._load_file = lambda self, *args: load(*args)
         self._app = DomainDispatcherApplication(create_backend_app)

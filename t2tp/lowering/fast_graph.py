@@ -37,7 +37,7 @@ def fast_graph() -> Iterator[None]:
     device_scopes = len([*graph._device_function_stack.peek_objs()])
     known: dict[Hashable, tf.Tensor] = {}
 
-    def create_once(value: Any, dtype: Any, shape: Any, *others: Any) -> tf.Tensor:
+    def create_once(value: Any, dtype: Any, shape: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         key = (_key(value), dtype, _key(shape))
         if (
             None in key[::2]
@@ -46,9 +46,9 @@ def fast_graph() -> Iterator[None]:
             or graph._control_dependencies_stack
             or len([*graph._device_function_stack.peek_objs()]) != device_scopes
         ):
-            return create(value, dtype, shape, *others)
+            return create(value, dtype, shape, *args, **kwargs)
         if key not in known:
-            known[key] = create(value, dtype, shape, *others)
+            known[key] = create(value, dtype, shape, *args, **kwargs)
         return known[key]
 
     in_cpp, stack = flags.config().graph_building_optimization, extract_stack()
@@ -70,5 +70,6 @@ def _key(value: Any) -> Hashable:
         return None if None in keys else keys
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= _LARGEST:
         return value.dtype.str, value.shape, value.tobytes()
-    # The signs of zeros differ.
-    return (type(value), repr(value)) if isinstance(value, int | float | None) else None
+    # The representations of zeros with different signs differ.
+    is_compared = isinstance(value, int | float | tf.TensorShape | None)
+    return (type(value), repr(value)) if is_compared else None
