@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
-# Test processes; each runs one file at a time. The slow tests wait often, so one more than cores.
-test test-ci: JOBS ?= 3
+# Test processes; each runs one file at a time. The slow tests wait often, so two for each core.
+test test-ci: JOBS ?= 4
 test-fast: JOBS ?= 2
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
