@@ -78,7 +78,7 @@ class Executor:
         errors = _errors(calls)
         if not errors and not pending:
             return [done.result() for done in calls.values()]
-        culprits = [error for error in errors.values() if _node(error) is None]
+        culprits = [error for error in errors.values() if not _is_others_fault(error)]
         coordination = self._cluster.coordination
         if culprits and coordination is not None:
             coordination.report("failed", one_line(culprits[0]))
@@ -154,6 +154,11 @@ def _node(error: BaseException) -> str | None:
     """Returns the node of the failed collective; None if the processor failed elsewhere."""
     match = _NODE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     return match[1] if match else None
+
+
+def _is_others_fault(error: BaseException) -> bool:
+    """Whether a processor failed in a collective, or was cancelled before it reached one."""
+    return _node(error) is not None or isinstance(error, tf.errors.CancelledError)
 
 
 def _index_in_log(log: Sequence[Collective], node: str) -> int:
