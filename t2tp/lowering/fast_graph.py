@@ -38,18 +38,18 @@ def fast_graph() -> Iterator[None]:
     known: dict[Hashable, tf.Tensor] = {}
 
     def create_once(value: Any, dtype: Any, shape: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-        key = (_key(value), dtype, _key(shape))
+        keys = _key(value), _key(shape)
         if (
-            None in key[::2]
+            None in keys
             or tf1.get_default_graph() is not graph
             or graph._control_flow_context is not None
             or graph._control_dependencies_stack
             or len([*graph._device_function_stack.peek_objs()]) != device_scopes
         ):
             return create(value, dtype, shape, *args, **kwargs)
-        if key not in known:
-            known[key] = create(value, dtype, shape, *args, **kwargs)
-        return known[key]
+        if (keys, dtype) not in known:
+            known[keys, dtype] = create(value, dtype, shape, *args, **kwargs)
+        return known[keys, dtype]
 
     in_cpp, stack = flags.config().graph_building_optimization, extract_stack()
     before = in_cpp.value()
@@ -64,12 +64,14 @@ def fast_graph() -> Iterator[None]:
 
 
 def _key(value: Any) -> Hashable:
-    """Returns what only equal values of the same type have; None if the value is not compared."""
+    """Returns a key that only equal values share; None if the value is not compared."""
     if isinstance(value, list | tuple) and len(value) <= _LARGEST:
         keys = tuple(map(_key, value))
         return None if None in keys else keys
-    if isinstance(value, np.ndarray | np.generic) and value.nbytes <= _LARGEST:
-        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.ndarray | np.generic):
+        # The bytes of Python objects are their addresses.
+        is_compared = value.nbytes <= _LARGEST and not value.dtype.hasobject
+        return (value.dtype, value.shape, value.tobytes()) if is_compared else None
     # The representations of zeros with different signs differ.
     is_compared = isinstance(value, int | float | tf.TensorShape | None)
     return (type(value), repr(value)) if is_compared else None

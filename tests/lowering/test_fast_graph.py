@@ -36,6 +36,13 @@ def test_different_ones_stay_different(graph, one, other):
     assert sum(op.type == "Const" for op in graph.get_operations()) >= 2
 
 
+def test_equal_bytes_of_different_dtypes_stay_different(graph):
+    dtypes = [tf.dtypes.experimental.float8_e4m3fn, tf.dtypes.experimental.int4]
+    with fast_graph():
+        made = [tf.constant(np.zeros(1, dtype.as_numpy_dtype)) for dtype in dtypes]
+    assert [x.dtype for x in made] == dtypes
+
+
 def test_tensorflow_is_as_before_after_an_error_too(graph):
     in_cpp = flags.config().graph_building_optimization
     with pytest.raises(RuntimeError), fast_graph():
