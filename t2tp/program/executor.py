@@ -157,7 +157,7 @@ def _node(error: BaseException) -> str | None:
 
 
 def _is_others_fault(error: BaseException) -> bool:
-    """Whether a processor failed in a collective, or was cancelled before it reached one."""
+    """Whether a processor failed because others did: in a collective, or cancelled before one."""
     return _node(error) is not None or isinstance(error, tf.errors.CancelledError)
 
 
