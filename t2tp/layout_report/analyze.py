@@ -1,7 +1,6 @@
 """Collects the data of a layout report from the analysis of a lowered program."""
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ from t2tp.layout_report.sections import sections
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
-from t2tp.mesh.stages import LAYERS
 from t2tp.program.program import Program
 from t2tp.report.parts import Report
 from t2tp.step.attribution import Attribution
@@ -100,7 +98,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLin
     tensors: dict[upstream.Variable, report.SlicedTensor] = {}
     for variable in graph.all_variables:
         name = variable.name
-        stages = _stages(variable.mesh, name, layout)
+        stages = _number_of_stages(variable.mesh, name)
         tensor = report.SlicedTensor(name, variable.shape, variable.slice_dtype, layout, stages)
         owner = None if variable.trainable else owner_of(name, slots)
         # A running average of a norm belongs to no trained variable, and has a line of its own.
@@ -114,10 +112,9 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[report.VariableLin
     ]
 
 
-def _stages(mesh: upstream.Mesh, name: str, layout: Layout) -> int:
-    """Returns the number of stages, if each has a layer of its own with a tensor of this name."""
-    axes = layout.axes_of(LAYERS) if names_by_stage(mesh, name) else ()
-    return math.prod(axis.size for axis in axes)
+def _number_of_stages(mesh: upstream.Mesh, name: str) -> int:
+    """Returns the number of stages if each has its own tensor of this name, else 1."""
+    return len(names_by_stage(mesh, name) or [name])
 
 
 def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:
@@ -129,8 +126,7 @@ def _activations(lifetimes: Liveness) -> Iterable[report.Activation]:
             continue
         if is_weight(each.operation):  # It is in the section of variables.
             continue
-        layout = lifetimes.layout
-        stages = _stages(each.operation.mesh, buffer.name, layout)
+        layout, stages = lifetimes.layout, _number_of_stages(each.operation.mesh, buffer.name)
         yield report.Activation(
             report.SlicedTensor(buffer.name, buffer.shape, buffer.dtype, layout, stages),
             type(each.operation).__name__.removesuffix("Operation"),

@@ -29,7 +29,7 @@ class SlicedTensor:
 
     Attributes:
       dtype: dtype of the slices.
-      stages: number of a pipeline's stages, if each stage has its own tensor of this kind.
+      stages: number of a pipeline's stages if each has its own tensor of this name, else 1.
     """
 
     name: str
