@@ -47,6 +47,7 @@ def test_a_machine_has_plausible_rates(monkeypatch):
     assert len(list(measured.run())) == measure.steps()
     assert measured.rates.keys() == {sample.kind for sample in SAMPLES}
     assert all(1e7 < rate < 1e14 for rate in (*measured.rates.values(), measured.link))
+    assert measured.rates["elementwise"] < 1e13
     assert 0 <= measured.launch < 1e-3 and measured.host < 1e-2 and 0 < measured.latency < 0.1
 
 
