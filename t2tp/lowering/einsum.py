@@ -10,34 +10,20 @@ needs its elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.mesh_impl import LaidOutTensor
+from t2tp.lowering.mesh_impl import LaidOutTensor, LazyTensor
 from t2tp.lowering.row_gather import TableRows
 from t2tp.lowering.slice_shapes import arranged
-from t2tp.mesh.graph_memo import GraphMemo
-
-
-class LazyOneHot:
-    """A one-hot tensor that is computed only if its elements are needed."""
-
-    def __init__(self, make: Callable[[], LaidOutTensor], slice_shape: list[int]) -> None:
-        self._make = make
-        self.slice_shape = slice_shape
-        self._made = GraphMemo()
-
-    def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns the tensor, computed once in each TensorFlow graph that needs it."""
-        return self._made((), self._make)
 
 
 def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
-    """Sets the output to a `LazyOneHot`."""
+    """Sets the output to a lazy tensor: a look-up needs no elements of a one-hot tensor."""
 
     def make() -> LaidOutTensor:
         # `lower` replaces the lazy tensor by this graph's tensor. The lazy tensor is put back,
@@ -49,7 +35,7 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
         return made
 
     output = op.outputs[0]
-    lazy = LazyOneHot(make, lowering.mesh_impl(op).slice_shape(output.shape))
+    lazy = LazyTensor(make, lowering.mesh_impl(op).slice_shape(output.shape))
     lowering.set_tensor_lowering(output, lazy)
 
 

@@ -17,9 +17,9 @@ from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts, lower_in_vec
 from t2tp.lowering.gather_schedule import LatestActivation, lower_gathers, lowering_order
 from t2tp.lowering.head_tail import CONSECUTIVE, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_linear
-from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
+from t2tp.lowering.mesh_impl import LaidOutTensor, LazyTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
-from t2tp.lowering.operation import hooks, is_local
+from t2tp.lowering.operation import hooks, is_local, signature_of
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
 from t2tp.lowering.signature import applies_function
 from t2tp.lowering.staged_sums import sum_in_stages
@@ -105,6 +105,11 @@ def _producers(op: upstream.Operation) -> set[upstream.Operation]:
     return producers
 
 
+def _unknown(dtype: tf.DType, shape: list[int]) -> LaidOutTensor:
+    """Returns a placeholder for a slice of an abstract program."""
+    return LaidOutTensor([tf.compat.v1.placeholder(dtype, shape)])
+
+
 class GraphLowering(upstream.Lowering):
     """The lowering of a graph's live operations with one `SpmdMeshImpl`.
 
@@ -182,7 +187,7 @@ class GraphLowering(upstream.Lowering):
                     lower_gathers(group, self)
                 else:
                     self._lower(op)
-                if storage.stage == 3:
+                if storage.stage == 3 and self._mesh_impl.computes:
                     for each in group:
                         self.latest_activation.note(each, self)
 
@@ -190,7 +195,7 @@ class GraphLowering(upstream.Lowering):
         rule = lower_linear if can_defer_past(op, self.users) else rule_of(type(op))
         op_hooks, mesh_impl = hooks(op), self._mesh_impl
         # An abstract program records collectives. Operations without any need only their shapes.
-        if rule is not lower_linear and not mesh_impl.computes and is_local(op, mesh_impl.layout):
+        if not mesh_impl.computes and is_local(op, mesh_impl.layout) and not self._defers(op):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
             rule = functools.partial(lower_in_parts, rule=rule, dims=dims)
@@ -202,6 +207,11 @@ class GraphLowering(upstream.Lowering):
                 rule(op, self)
             else:
                 lower_conditionally(op, predicate, rule, self)
+
+    def _defers(self, op: upstream.Operation) -> bool:
+        """Whether an operation may pass on a deferred sum without reducing it."""
+        is_linear = signature_of(op).linear or can_defer_past(op, self.users)
+        return is_linear and any(isinstance(self.tensors[x], DeferredSum) for x in op.inputs)
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
@@ -268,8 +278,8 @@ class GraphLowering(upstream.Lowering):
         """
         mesh_impl = self._mesh_impl
         if not mesh_impl.computes:
-            unknown = tf.compat.v1.placeholder(tf.uint32, mesh_impl.slice_shape(shape))
-            return convert(unknown, *options)
+            bits = _unknown(tf.uint32, mesh_impl.slice_shape(shape))
+            return convert(bits.slice, *options)
         key = mesh_impl.random_key(name)
         for iteration in self._loop_iterations:  # The outermost loop first.
             key = random.fold_in(key, iteration)
@@ -380,9 +390,11 @@ class GraphLowering(upstream.Lowering):
 
         The all-reduce over the mesh axes that split these dimensions is deferred.
         """
-        mesh_impl = self.mesh_impl(tensor)
-        axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
-        self.set_sum_over_axes(tensor, value, sorted(axes))
+        self.set_sum_over_axes(tensor, value, self._axes_of(summed))
+
+    def _axes_of(self, dims: Iterable[upstream.Dimension]) -> list[int]:
+        """Returns the mesh axes that split dimensions."""
+        return sorted({self._mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims} - {None})
 
     def set_shapes(
         self,
@@ -392,14 +404,22 @@ class GraphLowering(upstream.Lowering):
     ) -> None:
         """Sets placeholders as the outputs of an operation that reads `inputs`.
 
-        The outputs are sums over `summed` dimensions. For abstract programs, which need only shapes
-        and collectives.
+        An output is the sum over those of the `summed` dimensions that it lacks. For abstract
+        programs, which need only shapes and collectives.
         """
         for x in inputs:
-            self.slice(x)  # A deferred sum is reduced, so that its collective is counted.
+            # A deferred sum is reduced, so that its collective is counted.
+            if not (isinstance(self.tensors[x], LazyTensor) and self.orders.has(x)):
+                self.slice(x)
         for y in op.outputs:
+            axes = self._axes_of(dim for dim in summed if dim.name not in y.shape.dimension_names)
             shape = self._mesh_impl.slice_shape(y.shape)
-            self.set_partial_sum(y, tf.compat.v1.placeholder(y.dtype, shape), summed)
+            make = functools.partial(_unknown, y.dtype, shape)
+            if axes:
+                self.set_sum_over_axes(y, make().slice, axes)
+            else:
+                # Only collectives read placeholders, so most are never created.
+                self.set_tensor_lowering(y, LazyTensor(make, shape))
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
         """Returns the number of parts of a sum over a dimension, and the number on this processor.

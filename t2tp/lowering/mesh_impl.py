@@ -36,6 +36,19 @@ class LaidOutTensor(upstream.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
         return self.tensor_list[0]
 
 
+class LazyTensor:
+    """A `LaidOutTensor` that is computed only if its elements are needed."""
+
+    def __init__(self, make: Callable[[], LaidOutTensor], slice_shape: list[int]) -> None:
+        self._make = make
+        self.slice_shape = slice_shape
+        self._made = GraphMemo()
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Returns the tensor, computed once in each TensorFlow graph that needs it."""
+        return self._made((), self._make)
+
+
 class LaidOutVariable:
     """The processor's slice of a variable, which is an argument of the program."""
 

@@ -224,12 +224,16 @@ def signature_of(op: upstream.Operation) -> Signature:
 
 
 def needs_no_collectives(op: upstream.Operation, layout: Layout) -> bool:
-    """Whether an operation's signature says that it only computes on the processor's slices."""
+    """Whether an operation's signature says that it only computes on the processor's slices.
+
+    The outputs may be deferred sums. With `exact_sums` they may not: these sums have parts.
+    """
     signature = signature_of(op)
-    if signature.linear or signature.cost in _WITHOUT_WORK:
+    if signature.cost in _WITHOUT_WORK:
         return False
     return all(
-        layout.axis_index(dim.name) is None or signature.is_elementwise(op, dim)
+        layout.axis_index(dim.name) is None
+        or signature.is_elementwise(op, dim, may_sum=not layout.exact_sums)
         for dim in dims_of(op)
     )
 
@@ -238,10 +242,13 @@ def is_local(op: upstream.Operation, layout: Layout) -> bool:
     """Returns `Hooks.is_local`, also for mesh-tensorflow's operations."""
     if isinstance(op, Hooks):
         return op.is_local(layout)
-    # A user's function may have errors that only the lowering finds. And an operation with this
-    # order may be an assignment, or read more than its inputs.
-    is_other = isinstance(op, upstream.SlicewiseOperation) or signature_of(op).ordered is ALL
-    return not is_other and needs_no_collectives(op, layout)
+    if isinstance(op, upstream.SlicewiseOperation):
+        # A user's function may have errors that only the lowering finds.
+        module = getattr(op._tf_fn, "__module__", "")
+        if not module.startswith("tensorflow."):
+            return False
+    # An operation with this order may be an assignment, or read more than its inputs.
+    return signature_of(op).ordered is not ALL and needs_no_collectives(op, layout)
 
 
 def dims_of(op: upstream.Operation) -> list[upstream.Dimension]:

@@ -82,9 +82,14 @@ class Signature:
         """The dimensions along which elements are added or combined."""
         return self.summed, self.combined
 
-    def is_elementwise(self, op: upstream.Operation, dim: upstream.Dimension) -> bool:
-        """Whether an output element depends only on input elements of the same index in `dim`."""
-        others = (*self.reduced, self.ordered, self.whole)
+    def is_elementwise(
+        self, op: upstream.Operation, dim: upstream.Dimension, *, may_sum: bool = False
+    ) -> bool:
+        """Whether an output element depends only on input elements of the same index in `dim`.
+
+        With `may_sum`, also whether it is a sum of such elements over `dim`.
+        """
+        others = (self.combined, self.ordered, self.whole, *(() if may_sum else (self.summed,)))
         return not any(has(dims, op, dim) for dims in others)
 
 
