@@ -4,9 +4,12 @@
   gradient, so that the sum of the gradients grows with the number of ties.
 - `floordiv` and `mod` have gradients.
 - Some outputs of an operation may be unused. mesh-tensorflow expects a gradient w.r.t. each output.
+- The inputs of a function with a custom gradient are in the order of their use. mesh-tensorflow
+  keeps them in a set, whose order differs between processes. Gradients that share a collective
+  would then get each other's values, because each process traces the program by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -65,6 +68,26 @@ def _with_zeros(gradient: Callable[[Any, Gradients], Gradients]) -> Any:
     return of_all_outputs
 
 
+def _with_inputs_in_order(init: Callable[..., None]) -> Any:
+    def in_order(
+        self: Any,
+        explicit_inputs: list[upstream.Tensor],
+        all_inputs: list[upstream.Tensor],
+        fn_outputs: list[upstream.Tensor],
+        grad_fn: Callable[..., Any],
+        forward_operations: Sequence[upstream.Operation],
+        name: str | None = None,
+    ) -> None:
+        others = {*all_inputs[len(explicit_inputs) :]}
+        read = dict.fromkeys(x for op in forward_operations for x in op.inputs)
+        all_inputs = [*explicit_inputs, *(x for x in read if x in others)]
+        init(self, explicit_inputs, all_inputs, fn_outputs, grad_fn, forward_operations, name)
+
+    return in_order
+
+
+_with_custom_gradient = upstream.CustomGradientOperation
+_with_custom_gradient.__init__ = _with_inputs_in_order(_with_custom_gradient.__init__)
 upstream.ReduceOperation.gradient = _of_reduction
 upstream.MinMaxOperation.gradient = _of_min_max
 upstream.ops.BinaryOpWithBroadcasting.gradient = _of_binary

@@ -1,5 +1,6 @@
 """Recomputation gives the same gradients, and TensorFlow's optimizer does not remove it."""
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -145,3 +146,11 @@ def test_an_input_given_twice_gets_its_gradient_once():
         return {"dx": mtf.gradients([y], [x])[0]}
 
     np.testing.assert_allclose(run(step)[1]["dx"], 2 * X, rtol=1e-6)
+
+
+def test_other_tensors_that_a_function_reads_are_in_the_order_of_use():
+    """Each process traces the program, and a set has another order in each process."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x, *others = [mtf.constant(mesh, float(i)) for i in range(12)]
+    y = mtf.recompute_grad(lambda x: functools.reduce(mtf.add, others[::-1], x), [x])
+    assert y.operation._all_inputs == [x, *others[::-1]]

@@ -22,7 +22,7 @@ _EXPERTS = (
 # Model, mesh and hparams of each run, and its numbers of processes until the kill and afterwards.
 CASES = [
     ("transformer_lm", "data:2;model:2", "layout=batch:data;heads:model", 2, 4),
-    ("transformer_lm", "data:4", "zero_stage=3", 4, 1),
+    ("transformer_lm", "data:4", "zero_stage=3,recompute=layer,num_hidden_layers=3", 4, 1),
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=4,zero_stage=2", 2, 4),
     ("transformer_lm", "stage:2", f"{_STAGES},pipeline_schedule=1f1b,microbatches=4", 1, 2),
     ("transformer_moe", "data:4", f"{_EXPERTS},zero_stage=2", 4, 2),
