@@ -7,6 +7,8 @@ collectives. Each waiting processor then raises an error that names its collecti
 """
 
 import concurrent.futures
+import hashlib
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -32,6 +34,10 @@ class CollectiveTimeoutError(TimeoutError):
     """Processors waited in a collective for others that did not reach it in time."""
 
 
+class DifferentProgramsError(ValueError):
+    """Processes of one cluster have traced different programs."""
+
+
 def _keep_arithmetic() -> None:
     """Turns off the graph optimizer's reordering of sums and products, in this thread.
 
@@ -52,6 +58,7 @@ class Executor:
         self._layout = layout
         self._cluster = cluster
         self._limit = cluster.time_limit  # Of the current call.
+        self._is_checked = cluster.coordination is None
         self._threads = concurrent.futures.ThreadPoolExecutor(
             len(cluster.local_pnums),
             thread_name_prefix="processor",
@@ -67,9 +74,13 @@ class Executor:
 
         Raises:
           CollectiveTimeoutError: the calls took longer than the cluster's time limit for `steps`.
+          DifferentProgramsError: at the first call, another process has another `log`.
           MissingProcessError: another process failed, has ended or does not answer.
           Exception: an error of a processor's program.
         """
+        if not self._is_checked:
+            self._check_same(log)
+            self._is_checked = True
         self._limit = steps * self._cluster.time_limit
         calls = {pnum: self._threads.submit(call, pnum) for pnum in self._cluster.local_pnums}
         _, pending = concurrent.futures.wait(
@@ -93,6 +104,26 @@ class Executor:
         if not culprits and coordination is not None:
             raise self._others_fault(coordination, _errors(calls), log)
         raise next(iter(culprits or errors.values()))
+
+    def _check_same(self, log: Sequence[Collective]) -> None:
+        """Checks that all processes have traced the same collectives, in the same order.
+
+        Otherwise a process would add or gather other tensors than the rest, without an error if
+        their sizes are equal.
+        """
+        own = [f"{_describe(each)}, {each.bytes} bytes of {each.sums}" for each in log]
+        digest = hashlib.sha256("\n".join(own).encode()).hexdigest()
+        if len({*self._cluster.process_allgather("program", digest)}) == 1:
+            return
+        first, *others = self._cluster.process_allgather("collectives", own)
+        for process_id, other in enumerate(others, start=1):
+            for here, there in itertools.zip_longest(first, other, fillvalue="nothing"):
+                if here != there:
+                    raise DifferentProgramsError(
+                        f"process {process_id} has built another program than process 0. It runs"
+                        f" {there}, where process 0 runs {here}. A model must be built in the same"
+                        " order in all processes: not in the order of a set, for example."
+                    )
 
     def _others_fault(
         self,

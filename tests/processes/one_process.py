@@ -205,8 +205,25 @@ def connect_alone(cluster: Cluster) -> str:
     return ""
 
 
+def in_another_order(cluster: Cluster) -> str:
+    """Lets process 1 add the same tensors in another order; returns the error or the sums."""
+
+    def step(mesh, features):
+        x = features["x"]
+        sums = {"once": mtf.reduce_sum(x), "twice": mtf.reduce_sum(2 * x)}
+        return {name: sums[name] for name in sorted(sums, reverse=cluster.process_id == 1)}
+
+    features = {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))}
+    built = t2tp.Program(step, features, mesh_shape="data:2", layout="batch:data", cluster=cluster)
+    try:
+        return str({name: float(value) for name, value in built({"x": X}).items()})
+    except ValueError as error:
+        return str(error)
+
+
 SCENARIOS = {
-    each.__name__: each for each in (train, die, talk, reach, device, replicas, connect_alone)
+    each.__name__: each
+    for each in (train, die, talk, reach, device, replicas, connect_alone, in_another_order)
 }
 
 

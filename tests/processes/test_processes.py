@@ -99,6 +99,12 @@ def test_a_copy_that_differs_in_another_process_is_named_by_all(start):
         assert re.match(r"variable 'w' differs on processor 2 \(.*task:1.*\) from .* 0, 1, 3", said)
 
 
+def test_processes_that_build_the_program_in_another_order_are_told(start):
+    """Both sums share a collective, so each process would get some of the other's addends."""
+    for said in results(start("in_another_order", places_of(2), processors=2)):
+        assert said.startswith("process 1 has built another program than process 0. It runs"), said
+
+
 def test_one_of_several_processes_does_not_take_their_devices_for_its_own(start):
     """With the device names of a single process, TensorFlow would crash (segmentation fault)."""
     for said in results(start("connect_alone", places_of(2), processors=2)):

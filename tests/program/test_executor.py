@@ -18,7 +18,12 @@ def test_a_processor_that_others_cancelled_asks_what_they_reported(reason):
         missing=RuntimeError,
     )
     # With two processors here, the executor could abort the collectives of all later tests.
-    cluster = SimpleNamespace(local_pnums=[0], time_limit=60, coordination=coordination)
+    cluster = SimpleNamespace(
+        local_pnums=[0],
+        time_limit=60,
+        coordination=coordination,
+        process_allgather=lambda name, value: [value],
+    )
 
     def call(pnum):
         raise tf.errors.CancelledError(None, None, f"Function was cancelled before it was {reason}")

@@ -14,7 +14,7 @@ from t2tp.problems.problem import Problem
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.processes.process_spec import find_process_spec
 from t2tp.processes.rendezvous import MissingProcessError
-from t2tp.program.executor import CollectiveTimeoutError
+from t2tp.program.executor import CollectiveTimeoutError, DifferentProgramsError
 from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
@@ -86,13 +86,15 @@ def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
             cluster = join()
         try:
             yield cluster
-        except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
+        except (*_OTHERS_FAULT, ProcessMismatchError, DifferentProgramsError, TrainingInterrupted):
             raise  # Every process raises these errors.
         except BaseException as error:
             cluster.fail(error)  # The other processes end, and report the error.
             raise
     except _OTHERS_FAULT as error:
         raise ProcessLostError(str(error)) from error
+    except DifferentProgramsError as error:
+        raise ProcessMismatchError(str(error)) from error
 
 
 @contextlib.contextmanager
