@@ -9,7 +9,7 @@
   would then get each other's values, because each process traces the program by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -69,19 +69,10 @@ def _with_zeros(gradient: Callable[[Any, Gradients], Gradients]) -> Any:
 
 
 def _with_inputs_in_order(init: Callable[..., None]) -> Any:
-    def in_order(
-        self: Any,
-        explicit_inputs: list[upstream.Tensor],
-        all_inputs: list[upstream.Tensor],
-        fn_outputs: list[upstream.Tensor],
-        grad_fn: Callable[..., Any],
-        forward_operations: Sequence[upstream.Operation],
-        name: str | None = None,
-    ) -> None:
-        others = {*all_inputs[len(explicit_inputs) :]}
-        read = dict.fromkeys(x for op in forward_operations for x in op.inputs)
-        all_inputs = [*explicit_inputs, *(x for x in read if x in others)]
-        init(self, explicit_inputs, all_inputs, fn_outputs, grad_fn, forward_operations, name)
+    def in_order(self: Any, given: Any, inputs: Any, outputs: Any, fn: Any, forward: Any) -> None:
+        others = {*inputs[len(given) :]}
+        read = dict.fromkeys(x for op in forward for x in op.inputs)
+        init(self, given, [*given, *(x for x in read if x in others)], outputs, fn, forward)
 
     return in_order
 
