@@ -147,8 +147,9 @@ class Hooks:
     def is_local(self, layout: Layout) -> bool:
         """Whether `lower` needs no collectives: it only computes on this processor's slices.
 
-        An abstract program does not lower such an operation, and uses only the output shapes.
-        Override this if a split dimension that is not element-wise needs no collectives either.
+        Its outputs may be deferred sums. An abstract program does not lower such an operation, and
+        uses only the output shapes, and the signature's `summed` dimensions. Override this if a
+        split dimension that is neither element-wise nor summed needs no collectives either.
         """
         return self.signature is not None and needs_no_collectives(self, layout)
 
