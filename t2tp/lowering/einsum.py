@@ -41,11 +41,11 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
 
 def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
     """Lowers an einsum to a matmul, a look-up, or a sum of rows per id."""
-    reduced = {d for x in op.inputs for d in x.shape.dims} - {*op.outputs[0].shape.dims}
     if not lowering.mesh_impl(op).computes:
-        return lowering.set_shapes(op, operands(op), reduced)
+        return lowering.set_shapes(op, operands(op))
     if (rows := rows_of(op)) is not None:
         return rows.look_up(lowering) if rows.is_look_up else rows.add_up(lowering)
+    reduced = {d for x in op.inputs for d in x.shape.dims} - {*op.outputs[0].shape.dims}
     with lowering.masking(op.inputs, reduced):
         return op.lower(lowering)
 

@@ -19,9 +19,9 @@ from t2tp.lowering.head_tail import CONSECUTIVE, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, LazyTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
-from t2tp.lowering.operation import hooks, is_local, signature_of
+from t2tp.lowering.operation import dims_of, hooks, is_local, signature_of
 from t2tp.lowering.rules import lower_conditionally, lower_shapes, rule_of
-from t2tp.lowering.signature import applies_function
+from t2tp.lowering.signature import applies_function, has
 from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.dimensions import declared
 from t2tp.mesh.graph_memo import GraphMemo
@@ -396,17 +396,13 @@ class GraphLowering(upstream.Lowering):
         """Returns the mesh axes that split dimensions."""
         return sorted({self._mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims} - {None})
 
-    def set_shapes(
-        self,
-        op: upstream.Operation,
-        inputs: Iterable[upstream.Tensor],
-        summed: Iterable[upstream.Dimension] = (),
-    ) -> None:
+    def set_shapes(self, op: upstream.Operation, inputs: Iterable[upstream.Tensor]) -> None:
         """Sets placeholders as the outputs of an operation that reads `inputs`.
 
-        An output is the sum over those of the `summed` dimensions that it lacks. For abstract
-        programs, which need only shapes and collectives.
+        An output is the sum over those of the signature's `summed` dimensions that it lacks. For
+        abstract programs, which need only shapes and collectives.
         """
+        summed = [dim for dim in dims_of(op) if has(signature_of(op).summed, op, dim)]
         for x in inputs:
             # A deferred sum is reduced, so that its collective is counted.
             if not (isinstance(self.tensors[x], LazyTensor) and self.orders.has(x)):

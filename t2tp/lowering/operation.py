@@ -323,7 +323,8 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
         # axis also splits a dimension of `y`.
         joint = {dim.name: dim for dim in y.shape.dims}
         for dim in dims_of(op):
-            if any(dims is not ALL and has(dims, op, dim) for dims in signature.reduced):
+            reduced = signature.summed, signature.combined
+            if any(dims is not ALL and has(dims, op, dim) for dims in reduced):
                 joint.setdefault(dim.name, dim)
         if len(joint) > y.shape.ndims:
             check_dimensions(layout, _with_inputs(op), joint.values())

@@ -14,9 +14,8 @@ from t2tp.lowering import random
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.linear_operations import lower_add
-from t2tp.lowering.operation import dims_of, signature_of
 from t2tp.lowering.reshape import lower_reshape
-from t2tp.lowering.signature import has, sums_along_rows
+from t2tp.lowering.signature import sums_along_rows
 from t2tp.lowering.slice_shapes import arranged
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.lowering.while_loop import lower_while_loop
@@ -26,9 +25,7 @@ Rule: TypeAlias = Callable[[Any, Any], None]
 
 def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:
     """Sets only the shapes of the outputs, for abstract programs."""
-    signature = signature_of(op)
-    summed = [dim for dim in dims_of(op) if has(signature.summed, op, dim)]
-    lowering.set_shapes(op, op.inputs, summed)
+    lowering.set_shapes(op, op.inputs)
 
 
 def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:

@@ -77,11 +77,6 @@ class Signature:
             is_reduction = bool(self.summed) or bool(self.combined)
             object.__setattr__(self, "cost", "reduce" if is_reduction else "elementwise")
 
-    @property
-    def reduced(self) -> tuple[Dims, Dims]:
-        """The dimensions along which elements are added or combined."""
-        return self.summed, self.combined
-
     def is_elementwise(
         self, op: upstream.Operation, dim: upstream.Dimension, *, may_sum: bool = False
     ) -> bool:
