@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
@@ -15,6 +16,7 @@ from t2tp.building.mesh import context_of
 from t2tp.choices import RECOMPUTE
 from t2tp.layers.mixture_of_experts import ExpertTotals, MixtureOfExperts, Totals
 from t2tp.layers.passes import DecodeState, EncodedMemory, ForwardPass, FullForward
+from t2tp.layers.shares import plus_share
 from t2tp.layers.transformer_layer import Layer, Residual, recomputed
 from t2tp.mesh.layout import Layout
 from t2tp.ops.take_microbatch import take_microbatch
@@ -31,6 +33,7 @@ class StackPass:
     Attributes:
       x: activations [batch..., d_model].
       totals: the expert statistics so far, of earlier stacks first.
+      embedded: the input of the first layer, if the layers add shares of it.
       within: returns the context in which the stack's layers are built, such as a variable scope.
     """
 
@@ -39,6 +42,7 @@ class StackPass:
     forward: ForwardPass
     totals: Totals = ()
     within: Callable[[], AbstractContextManager] = nullcontext
+    embedded: mtf.Tensor | None = None
 
     @property
     def _memory(self) -> EncodedMemory | None:
@@ -48,23 +52,26 @@ class StackPass:
     def tensors(self) -> list[mtf.Tensor]:
         """The tensors that a pipeline stage receives and passes on.
 
-        They are the activations, the memory of cross-attention, and expert statistics.
+        They are the activations, the first layer's input, the memory of cross-attention, and expert
+        statistics.
         """
+        embedded = [] if self.embedded is None else [self.embedded]
         memory = [] if self._memory is None else [self._memory.x]
         sums = [tensor for each in self.totals if each is not None for tensor in each.sums]
-        return [self.x, *memory, *sums]
+        return [self.x, *embedded, *memory, *sums]
 
     def with_tensors(self, tensors: Iterable[mtf.Tensor]) -> StackPass:
         """Returns the pass with the first of `tensors` in place of `self.tensors`."""
         left, forward = iter(tensors), self.forward
         x = next(left)
+        embedded = None if self.embedded is None else next(left)
         if self._memory is not None:
             memory = dataclasses.replace(self._memory, x=next(left))
             forward = dataclasses.replace(forward, memory=memory)  # type: ignore[arg-type]
         totals = tuple(
             each and each.with_sums(next(left) for _ in each.sums) for each in self.totals
         )
-        return dataclasses.replace(self, x=x, forward=forward, totals=totals)
+        return dataclasses.replace(self, x=x, embedded=embedded, forward=forward, totals=totals)
 
     def mapped(self, fn: Callable[[mtf.Tensor], mtf.Tensor]) -> StackPass:
         """Returns a copy with `fn` applied to all tensors, including the forward pass's tensors."""
@@ -76,7 +83,7 @@ class StackPass:
         x, totals = self.x, self.totals
         with self.within():
             for number in numbers:
-                x, totals = self.stack._apply_layer(number, x, self.forward, totals)
+                x, totals = self.stack._apply_layer(number, x, self.embedded, self.forward, totals)
         return dataclasses.replace(self, x=x, totals=totals)
 
 
@@ -176,7 +183,8 @@ def _chunk_in_turn(passes: list[StackPass], ranges: _Ranges, chunk: int) -> list
     x, forward = given.x, given.forward
     # Expert statistics are sums over all rows, so a pass with statistics has all rows in one
     # group. Decoding has no statistics.
-    counts = len(given.tensors) > 1 and isinstance(forward, FullForward)
+    activations = 1 if given.embedded is None else 2
+    counts = len(given.tensors) > activations and isinstance(forward, FullForward)
     groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
     state: DecodeState = getattr(forward, "state", {})
     changed: list[str] = []
@@ -207,12 +215,19 @@ class Stack:
     """The layers of an encoder or a decoder. A final norm follows, unless norms are `post`."""
 
     def __init__(
-        self, layers: Sequence[Layer], residual: Residual, *, recompute: str = "none"
+        self,
+        layers: Sequence[Layer],
+        residual: Residual,
+        *,
+        recompute: str = "none",
+        embedding_shortcut: bool = False,
     ) -> None:
-        """Sets layers, residual blocks and recomputation.
+        """Sets layers, residual blocks, recomputation and shortcuts.
 
         `recompute` selects the activations that the backward pass recomputes instead of storing
-        them: `none`, all of a `layer`, or its `attention` or `feed_forward` blocks.
+        them: `none`, all of a `layer`, or its `attention` or `feed_forward` blocks. With
+        `embedding_shortcut`, a learned share of the first layer's input is added to the input of
+        each layer (`x0_lambdas` in github.com/karpathy/nanochat).
 
         Raises:
           ValueError: the choice is unknown.
@@ -221,6 +236,7 @@ class Stack:
         self._layers = list(layers)
         self._residual = residual
         self._recompute = recompute
+        self._embedding_shortcut = embedding_shortcut
 
     def __call__(
         self, x: mtf.Tensor, forward: ForwardPass, earlier: Totals = ()
@@ -242,7 +258,11 @@ class Stack:
             zero = None
             if experts:
                 zero = ExpertTotals.zero(x.mesh, experts[0].rows_of(x.shape), len(experts))
-        return dataclasses.replace(given, x=x, totals=(*given.totals, zero))
+            embedded = None
+            if self._embedding_shortcut:
+                # With a tensor of its own, the layers' gradients are added first, as in a pipeline.
+                embedded = mtf.slicewise(tf.identity, [x], splittable_dims=x.shape.dims)
+        return dataclasses.replace(given, x=x, embedded=embedded, totals=(*given.totals, zero))
 
     def _end(self, ended: StackPass) -> tuple[mtf.Tensor, Totals]:
         """Returns the results of the stack, from the results of its last layer."""
@@ -254,11 +274,18 @@ class Stack:
             return self._residual.inside(x), ended.totals
 
     def _apply_layer(
-        self, number: int, x: mtf.Tensor, forward: ForwardPass, totals: Totals
+        self,
+        number: int,
+        x: mtf.Tensor,
+        embedded: mtf.Tensor | None,
+        forward: ForwardPass,
+        totals: Totals,
     ) -> tuple[mtf.Tensor, Totals]:
         """Applies one layer; returns its output and the expert statistics so far."""
         name = _name(number)
         with tf1.variable_scope(name):
+            if embedded is not None:
+                x = plus_share(x, embedded, "embedding_share", [], 0.0)
             apply = partial(
                 self._layers[number].apply,
                 forward=forward,

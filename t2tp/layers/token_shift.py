@@ -9,10 +9,10 @@ parallelism has no further all-reduce.
 """
 
 from t2tp import mtf
-from t2tp.layers import variables
 from t2tp.layers.heads import padded_to
 from t2tp.layers.passes import DecodeStep, ForwardPass, Prefill
 from t2tp.layers.sequence_parallel import between_blocks
+from t2tp.layers.shares import plus_share
 from t2tp.ops.gather import gather
 from t2tp.ops.previous import previous
 from t2tp.ops.scatter_update import scatter_update
@@ -41,24 +41,7 @@ def shifted(x: mtf.Tensor, forward: ForwardPass, key: str, name: str) -> mtf.Ten
     else:
         of_tokens = [*forward.sequence.positions.shape.dims[:-1], x.shape.dims[-2]]
     dims = [dim for dim in x.shape.dims if dim not in of_tokens]
-    share = variables.norm(x.mesh, name, dims, INITIAL_SHARE)
-    return x + _scaled(before, mtf.cast(share, x.dtype))
-
-
-def _scaled(x: mtf.Tensor, share: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies `x` by `share`; `exact_sums` can add up the gradient with respect to `share`.
-
-    By default that gradient would be an einsum, whose rounding depends on a device's number of
-    heads.
-    """
-
-    def gradients(
-        explicit_inputs: list[mtf.Tensor], output_grads: list[mtf.Tensor], **_: object
-    ) -> list[mtf.Tensor]:
-        (x, share), (dy,) = explicit_inputs, output_grads
-        return [dy * share, mtf.reduce_sum(dy * x, output_shape=share.shape)]
-
-    return mtf.custom_gradient(lambda x, share: x * share, gradients, [x, share])
+    return plus_share(x, before, name, dims, INITIAL_SHARE)
 
 
 def _previous(x: mtf.Tensor, forward: ForwardPass, key: str) -> mtf.Tensor:

@@ -151,7 +151,7 @@ class LayerFactory:
             for number in range(num_layers)
         ]
         residual = hparams.construct(Residual, norm=self.norm, dropout=self._dropout)
-        return Stack(layers, residual, recompute=hparams.recompute)
+        return hparams.construct(Stack, layers, residual)
 
     # `construct` reads every parameter that is not given here from the hparam of the same name.
     def _attention(self, kind: Callable[..., T], output_scale: float, **given: Any) -> T:

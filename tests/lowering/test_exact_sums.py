@@ -38,7 +38,11 @@ TEXT = {"d_model": 64, "d_ff": 64, "num_heads": 4, "d_kv": 16, "num_hidden_layer
 TEXT |= {"layer_prepostprocess_dropout": 0.1, "initializer_stddev": 1.0}
 # Model, its hparams set, and changes of hparams.
 FAMILIES = {
-    "lm": ("transformer_lm", "transformer_lm_plain_tiny", TEXT | {"token_shift": True}),
+    "lm": (
+        "transformer_lm",
+        "transformer_lm_plain_tiny",
+        TEXT | {"token_shift": True, "embedding_shortcut": True},
+    ),
     "encdec": ("transformer", "transformer_tiny", TEXT | {"position": "relative"}),
     "moe": (
         "transformer_moe",

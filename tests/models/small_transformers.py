@@ -106,8 +106,10 @@ TOKENS, BOTH = {"targets": VOCAB_SIZE}, {"inputs": VOCAB_SIZE, "targets": VOCAB_
 TWO_CLASSES = {"inputs": VOCAB_SIZE, "targets": 2}
 TOP_2 = {**WITH_EXPERTS, "moe_gating": "top_2"}
 FAMILIES = {
-    "lm": Family("transformer_lm", make_batch, TOKENS, {"token_shift": True}),
-    "encdec": Family("transformer", pairs, BOTH, {"token_shift": True}),
+    "lm": Family(
+        "transformer_lm", make_batch, TOKENS, {"token_shift": True, "embedding_shortcut": True}
+    ),
+    "encdec": Family("transformer", pairs, BOTH, {"token_shift": True, "embedding_shortcut": True}),
     "classes": Family("transformer_encoder", classes, TWO_CLASSES, NO_DROPOUT),
     "masked": Family("transformer_encoder", examples, TOKENS, NO_DROPOUT),
     "moe": Family("transformer_moe", make_batch, TOKENS, WITH_EXPERTS),
