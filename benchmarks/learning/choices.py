@@ -2,8 +2,8 @@
 
     python benchmarks/learning/choices.py --data_dir=data [--runs="width 64;width 128"] [CHOICE ...]
 
-Each run changes one choice and keeps all others, on one thread. All runs but `mlp=swiglu`, the
-set's own choice, have plain ReLU networks. The bits per byte of validation text are stored in
+Each run changes one choice and keeps all others, on one thread. Of the set's own choices, gated
+networks and the shortcut of the embeddings have rows of their own. The bits per byte of validation text are stored in
 choices.json at once, and a stored run is not repeated. At the end, prints the table of
 docs/learning.md.
 """
@@ -34,10 +34,11 @@ STEPS = 640
 # Number of batches of the validation text to evaluate.
 EVALUATED = 40
 # A column of the table -> sizes, and the hidden size of a gated network with as many parameters.
-NARROW = "mlp=relu,d_model=64,d_ff=256,num_heads=2"
+PLAINER = "mlp=relu,embedding_shortcut=false"
+NARROW = f"{PLAINER},d_model=64,d_ff=256,num_heads=2"
 RUNS = {
     "width 64": (NARROW, 172),
-    "width 128": ("mlp=relu,d_ff=512", 340),
+    "width 128": (f"{PLAINER},d_ff=512", 340),
     "width 64, 4 layers": (f"{NARROW},num_hidden_layers=4", 172),
 }
 UNCHANGED, SEEDS = "with plain ReLU", {"another seed": 1, "a third seed": 2}
@@ -52,6 +53,8 @@ CHOICES = {
     "fan_in, no embedding norm": "initializer=fan_in,embedding_norm=false",
     "position=learned": "position=learned",
     "mlp=swiglu": "mlp=swiglu,d_ff={gated}",
+    "embedding_shortcut=true": "embedding_shortcut=true",
+    "both": "mlp=swiglu,d_ff={gated},embedding_shortcut=true",
     "cosine decay": "learning_rate_schedule=constant*linear_warmup*cosine_decay",
     "optimizer_muon_relative_rate=1": "optimizer_muon_relative_rate=1,learning_rate_constant=0.006",
     "tie_embeddings=false": "tie_embeddings=false",
