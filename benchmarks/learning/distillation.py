@@ -28,7 +28,7 @@ from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_spec import RunSpec
 
 STORED = Path(__file__).resolve().parent / "distillation.json"
-SIZES = "max_length=256,d_model=64,d_ff=128,num_heads=2,token_shift=false"
+SIZES = "max_length=256,d_model=64,d_ff=128,num_heads=2,token_shift=false,embedding_shortcut=false"
 LEARNS_FROM = ("the text alone", "the text and the teacher")
 SEEDS = (0, 1)
 

@@ -13,7 +13,9 @@ def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor
     """Returns the mean negative log-likelihood of tokens [batch, length + 1]."""
     x = rms_norm(p["embedding"][tokens[:, :-1]], p["embedding_norm/norm_scale"])
     x = shifted(x, p["token_shift"])
+    embedded = x
     for layer in range(sum(name.endswith("attention/q") for name in p)):
+        x = x + p[f"layer_{layer:02d}/embedding_share"] * embedded
         block = f"layer_{layer:02d}/attention"
         y = rms_norm(x, p[f"{block}/norm_scale"])
         q, k, v = (torch.einsum("btd,dhk->bhtk", y, p[f"{block}/{name}"]) for name in "qkv")
