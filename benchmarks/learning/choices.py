@@ -3,9 +3,9 @@
     python benchmarks/learning/choices.py --data_dir=data [--runs="width 64;width 128"] [CHOICE ...]
 
 Each run changes one choice and keeps all others, on one thread. Of the set's own choices, gated
-networks and the shortcut of the embeddings have rows of their own. The bits per byte of validation text are stored in
-choices.json at once, and a stored run is not repeated. At the end, prints the table of
-docs/learning.md.
+networks and the shortcut of the embeddings have rows of their own. The bits per byte of validation
+text are stored in choices.json at once, and a stored run is not repeated. At the end, prints the
+table of docs/learning.md.
 """
 
 from __future__ import annotations

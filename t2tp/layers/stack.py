@@ -227,7 +227,7 @@ class Stack:
         `recompute` selects the activations that the backward pass recomputes instead of storing
         them: `none`, all of a `layer`, or its `attention` or `feed_forward` blocks. With
         `embedding_shortcut`, a learned share of the first layer's input is added to the input of
-        each layer (`x0_lambdas` in github.com/karpathy/nanochat).
+        each layer (as in github.com/karpathy/nanochat).
 
         Raises:
           ValueError: the choice is unknown.
