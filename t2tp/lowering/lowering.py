@@ -394,7 +394,8 @@ class GraphLowering(upstream.Lowering):
 
     def _axes_of(self, dims: Iterable[upstream.Dimension]) -> list[int]:
         """Returns the mesh axes that split dimensions."""
-        return sorted({self._mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims} - {None})
+        axes = map(self._mesh_impl.tensor_dimension_to_mesh_axis, dims)
+        return sorted({axis for axis in axes if axis is not None})
 
     def set_shapes(self, op: upstream.Operation, inputs: Iterable[upstream.Tensor]) -> None:
         """Sets placeholders as the outputs of an operation that reads `inputs`.
