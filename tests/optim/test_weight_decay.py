@@ -10,7 +10,7 @@ from t2tp.optim.optimizer import weight_decays
 from t2tp.program.abstract_program import AbstractProgram
 from tests.models.any_model import EVERY, TRANSFORMERS, small_model
 
-NOT_DECAYED = re.compile(r"shift$|bias$|norm_scale$|norm_offset$")
+NOT_DECAYED = re.compile(r"shift$|share$|bias$|norm_scale$|norm_offset$")
 ALL_BIASES = {"use_bias": True, "norm_type": "layer", "position": "relative"}
 
 
