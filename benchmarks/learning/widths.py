@@ -93,8 +93,8 @@ def _batch(rows: int) -> str:
     return f"{_gated(64)},batch_size={rows}"
 
 
-WITHOUT_SHORTCUT = "batch_size=8,max_length=64,embedding_shortcut=false"
-TEXT = ("languagemodel_python_stdlib_bytes", "", WITHOUT_SHORTCUT)
+WINDOWS = "batch_size=8,max_length=64,embedding_shortcut=false"
+TEXT = ("languagemodel_python_stdlib_bytes", "", WINDOWS)
 UNSHIFTED = (*TEXT[:2], f"{TEXT[2]},token_shift=false")
 # Embeddings with a standard deviation of 1, not tied to the logits, as in the paper.
 UNTIED = (*TEXT[:2], f"{TEXT[2]},initializer_stddev=1,tie_embeddings=false", _transformer, 120)

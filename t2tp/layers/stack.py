@@ -281,7 +281,10 @@ class Stack:
         forward: ForwardPass,
         totals: Totals,
     ) -> tuple[mtf.Tensor, Totals]:
-        """Applies one layer; returns its output and the expert statistics so far."""
+        """Applies one layer; returns its output and the expert statistics so far.
+
+        `embedded` is as in `StackPass`.
+        """
         name = _name(number)
         with tf1.variable_scope(name):
             if embedded is not None:

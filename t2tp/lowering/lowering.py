@@ -195,7 +195,7 @@ class GraphLowering(upstream.Lowering):
         rule = lower_linear if can_defer_past(op, self.users) else rule_of(type(op))
         op_hooks, mesh_impl = hooks(op), self._mesh_impl
         # An abstract program records collectives. Operations without any need only their shapes.
-        if not mesh_impl.computes and is_local(op, mesh_impl.layout) and not self._defers(op):
+        if not mesh_impl.computes and is_local(op, mesh_impl.layout) and not self._defers(op, rule):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
             rule = functools.partial(lower_in_parts, rule=rule, dims=dims)
@@ -208,9 +208,9 @@ class GraphLowering(upstream.Lowering):
             else:
                 lower_conditionally(op, predicate, rule, self)
 
-    def _defers(self, op: upstream.Operation) -> bool:
-        """Whether an operation may pass on a deferred sum without reducing it."""
-        is_linear = signature_of(op).linear or can_defer_past(op, self.users)
+    def _defers(self, op: upstream.Operation, rule: Callable[..., None]) -> bool:
+        """Whether `rule` may lower an operation without reducing a deferred sum that it reads."""
+        is_linear = rule is lower_linear or signature_of(op).linear
         return is_linear and any(isinstance(self.tensors[x], DeferredSum) for x in op.inputs)
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from t2tp.ops.cast import cast
 
 Gradients: TypeAlias = list[Any]
 
+_init = upstream.CustomGradientOperation.__init__
 _of_sum = upstream.ReduceOperation.gradient
 _of_other_binary = upstream.ops.BinaryOpWithBroadcasting.gradient
 
@@ -68,17 +69,13 @@ def _with_zeros(gradient: Callable[[Any, Gradients], Gradients]) -> Any:
     return of_all_outputs
 
 
-def _with_inputs_in_order(init: Callable[..., None]) -> Any:
-    def in_order(self: Any, given: Any, inputs: Any, outputs: Any, fn: Any, forward: Any) -> None:
-        others = {*inputs[len(given) :]}
-        read = dict.fromkeys(x for op in forward for x in op.inputs)
-        init(self, given, [*given, *(x for x in read if x in others)], outputs, fn, forward)
-
-    return in_order
+def _init_in_order(op: Any, given: Any, inputs: Any, outputs: Any, fn: Any, forward: Any) -> None:
+    others = {*inputs[len(given) :]}
+    read = dict.fromkeys(x for each in forward for x in each.inputs)
+    _init(op, given, [*given, *(x for x in read if x in others)], outputs, fn, forward)
 
 
-_with_custom_gradient = upstream.CustomGradientOperation
-_with_custom_gradient.__init__ = _with_inputs_in_order(_with_custom_gradient.__init__)
+upstream.CustomGradientOperation.__init__ = _init_in_order
 upstream.ReduceOperation.gradient = _of_reduction
 upstream.MinMaxOperation.gradient = _of_min_max
 upstream.ops.BinaryOpWithBroadcasting.gradient = _of_binary

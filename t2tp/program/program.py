@@ -233,6 +233,7 @@ class Program:
           `summaries/<name>` for each `mtf.scalar_summary(name, x)`.
 
         Raises:
+          DifferentProgramsError: another process has built another program.
           tf.errors.OpError: the step failed on a processor. If other processors were waiting in a
             collective, no program of this process can run collectives any more.
           CollectiveTimeoutError: processors waited too long for others.
@@ -260,7 +261,8 @@ class Program:
 
         Raises:
           ValueError: there are no batches, or more than `size`.
-          tf.errors.OpError, CollectiveTimeoutError, MissingProcessError: see `__call__`.
+          DifferentProgramsError, tf.errors.OpError, CollectiveTimeoutError, MissingProcessError:
+            see `__call__`.
         """
         count = len(batches)
         if not 1 <= count <= size:
