@@ -430,7 +430,7 @@ class Estimator:
         """Returns the step function of a mode."""
 
         def step_fn(mesh: Mesh, features: dict[str, mtf.Tensor]) -> Mapping[str, mtf.Tensor]:
-            getter = self._checkpoints.size_guard() if self._variables is None else None
+            getter = None if self._num_loaded else self._checkpoints.size_guard()
             with tf.compat.v1.variable_scope("", custom_getter=getter):
                 return self._spec(mode, mesh, features, decode_options).outputs()
 

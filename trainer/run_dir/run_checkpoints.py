@@ -12,12 +12,14 @@ from absl import logging
 
 from t2tp import checkpoint
 from t2tp.atomic_file import unfinished_path
+from t2tp.building.adapters import DOWN
 from t2tp.checkpoint import BestMetric, Checkpoint, Retention
 from t2tp.checkpoint.errors import DamagedCheckpointError
 from t2tp.checkpoint.reading import BASE, BATCH_SIZES
 from t2tp.checkpoint.restore import check_same_save, restore_latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
 from t2tp.mesh.layout import Layout
+from t2tp.models.transformer_lm import TEACHER
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
@@ -47,7 +49,8 @@ def size_guard(saved: Checkpoint | None) -> Callable[..., Any]:
 
     def get(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal total
-        total += math.prod(kwargs["shape"])
+        if not name.startswith(f"{TEACHER}/"):  # Its weights are in another checkpoint.
+            total += math.prod(kwargs["shape"])
         if total > _MAX_RATIO * num_saved:
             raise CheckpointMismatchError(
                 f"the checkpoint {saved.path} has {num_saved:,} values, and the model of these"
@@ -57,6 +60,15 @@ def size_guard(saved: Checkpoint | None) -> Callable[..., Any]:
         return getter(name, *args, **kwargs)
 
     return get
+
+
+def _refuse_adapters(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
+    if name.endswith(DOWN):
+        raise UsageError(
+            f"lora_rank trains adapters and freezes the weights, such as {name.removesuffix(DOWN)}:"
+            " name the run or checkpoint that has them with --warm_start_from"
+        )
+    return getter(name, *args, **kwargs)
 
 
 class RunCheckpoints:
@@ -124,11 +136,17 @@ class RunCheckpoints:
             ) from error
 
     def size_guard(self) -> Callable[..., Any]:
-        """Returns `size_guard` of the checkpoint that `load` would restore."""
+        """Returns `size_guard` of the checkpoint that `load` would restore.
+
+        Without a checkpoint or a warm start, the getter refuses adapters: before it makes, and
+        initializes, the weights that they need.
+        """
         saved = None
         with contextlib.suppress(OSError):
             last = checkpoint.last_finished(self._directory)
             path = self._config.checkpoint_path or (last and str(last.path))
+            if not path and self._warm_start is None:
+                return _refuse_adapters
             saved = find(path) if path else None
         return size_guard(saved)
 
@@ -149,12 +167,6 @@ class RunCheckpoints:
 
     def _warm_start_from(self, variables: Variables) -> int:
         """Loads the config's warm start, if any; returns the training step to start from."""
-        frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
-        if self._warm_start is None and frozen is not None:
-            raise UsageError(
-                f"lora_rank trains adapters and freezes the weights, such as {frozen}:"
-                " name the run or checkpoint that has them with --warm_start_from"
-            )
         if self._warm_start is None:
             return 0
         self._matched = rows_between(self._warm_start.path, self._vocabulary())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from t2tp.building.adapters import DOWN, UP
+from t2tp.program.variables import Variables
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.checkpoint.samples import values_in
 from tests.trainer import (
@@ -130,7 +131,6 @@ def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
 
 
 REFUSED = [
-    ({"warm_start_from": ""}, "name the run or checkpoint that has them"),
     ({"hparams": f"{LORA},d_ff=64"}, "feed_forward/input is (16, 32) there and (16, 64) here"),
     ({"hparams": LORA.replace("query", "quer")}, "did you mean query"),
 ]
@@ -141,3 +141,9 @@ def test_a_base_that_does_not_fit_is_refused(base, tmp_path, capfd, flags, messa
     assert train(base, tmp_path / "run", 1, **flags) == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_without_a_base_no_variable_is_made(base, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(Variables, "create_all", None)
+    assert train(base, tmp_path / "run", 1, warm_start_from="") == 2
+    assert "name the run or checkpoint that has them" in capfd.readouterr().err
