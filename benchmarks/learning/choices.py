@@ -58,6 +58,8 @@ CHOICES = {
     "cosine decay": "learning_rate_schedule=constant*linear_warmup*cosine_decay",
     "optimizer_muon_relative_rate=1": "optimizer_muon_relative_rate=1,learning_rate_constant=0.006",
     "tie_embeddings=false": "tie_embeddings=false",
+    "logits_soft_cap=15": "logits_soft_cap=15.0",
+    "weight_decay=0": "weight_decay=0.0",
     "token_shift=false": "token_shift=false",
     NO_PREVIOUS: "",
     PLAIN: "",
