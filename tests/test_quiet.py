@@ -31,3 +31,15 @@ def test_tensorflow_comes_without_keras_until_it_is_used():
         "import keras; assert Dense is keras.layers.Dense is tf.keras.layers.Dense\n"
         "assert tf.optimizers.SGD is keras.optimizers.SGD"
     )
+
+
+def test_a_training_needs_no_keras(tmp_path):
+    """Its import would take as long as the rest of the way to the first step."""
+    run_code(
+        "import sys; sys.modules['keras'] = None  # An import of it raises an error.\n"
+        "from t2tp.quiet import import_tensorflow; import_tensorflow()\n"
+        "from pathlib import Path; from tests.trainer import trained_runs\n"
+        "few = {'train_steps': 1, 'schedule': 'train_and_evaluate'}\n"
+        "trained_runs.train(Path(sys.argv[1]), trained_runs.TEXTS, **few)",
+        tmp_path,
+    )

@@ -58,9 +58,10 @@ def initial_slice(
         return tf.fill(size, tf.cast(initializer.value, dtype))
 
     key = random.make_key(seed, "initial value", name)
-    variance_scaling = tf1.initializers.variance_scaling, tf.keras.initializers.VarianceScaling
+    # By name: `tf.keras` would be imported here, which takes as long as the rest of the start.
+    names = {base.__name__ for base in type(initializer).__mro__}
     random_bits = None
-    if kind in _RANDOM or isinstance(initializer, variance_scaling) or initializer is None:
+    if kind in _RANDOM or "VarianceScaling" in names or initializer is None:
         random_bits = random.slice_bits(key, shape, begin, size)
     if kind == "RandomNormal":
         value = initializer.mean + initializer.stddev * random.normal(random_bits)

@@ -56,7 +56,8 @@ class SummaryWriter:
 
     def hparams(self, values: Mapping[str, Any]) -> None:
         """Writes hyperparameters for TensorBoard's hparams plugin, to compare runs."""
-        from tensorboard.plugins.hparams import api  # A slow import that only training needs.
+        # A slow import that only training needs. The plugin's `api` would import Keras too.
+        from tensorboard.plugins.hparams import summary_v2
 
         plain = {
             name: value if isinstance(value, (bool, int, float, str)) else repr(value)
@@ -65,7 +66,7 @@ class SummaryWriter:
         }
         with self._opened() as writer, writer.as_default(0):
             # The path distinguishes runs with the same name in different directories.
-            api.hparams(plain, trial_id=os.path.abspath(self._directory))
+            summary_v2.hparams(plain, trial_id=os.path.abspath(self._directory))
 
     def flush(self) -> None:
         """Flushes the file."""
