@@ -100,21 +100,28 @@ class BatchNormGradOperation(GradientOperation):
         )
         epsilon = self.forward._epsilon
         norm, statistics = _norm(lowering, self.inputs[0], epsilon), _Statistics(mean, variance)
+        axes = lowering.mesh_impl(self).axes_of(self.inputs[0].shape.dims[:-1])
+        slices = [_parts(lowering, self, tensor) for tensor in (x, dy)]
+        is_whole = not axes and len(slices[0]) == 1 and type(norm) is _FusedNorm
         parts = [
-            norm.straight_gradients(part, statistics, scale, d)
-            for part, d in zip(*(_parts(lowering, self, t) for t in (x, dy)), strict=True)
+            norm.gradients(part, statistics, scale, d, is_whole)
+            for part, d in zip(*slices, strict=True)
         ]
+        if is_whole:
+            self._set(lowering, *parts[0])
+            return
         straight = tf.concat([of_part[0] for of_part in parts], 0)
         count = math.prod(parts[0][0].shape[:-1])
-        axes = lowering.mesh_impl(self).axes_of(self.inputs[0].shape.dims[:-1])
         sums = [tf.stack(of_part[1:]) / count for of_part in parts]
         by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
         # Adds the part of the gradient w.r.t. x that flows through the mean and the variance.
         factor = scale * tf.math.rsqrt(variance + epsilon)
         dx = straight - norm.given(x, statistics, factor * by_scale, factor * by_offset)
         count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
-        d_scale, d_offset = count * by_scale, count * by_offset
-        for output, value in zip(self.outputs, (dx, d_scale, d_offset), strict=True):
+        self._set(lowering, dx, count * by_scale, count * by_offset)
+
+    def _set(self, lowering: Lowering, *gradients: tf.Tensor) -> None:
+        for output, value in zip(self.outputs, gradients, strict=True):
             lowering.set_slice(output, tf.cast(value, output.dtype))
 
 
@@ -159,10 +166,13 @@ class _FusedNorm:
         )
         return tf.reshape(y, x.shape)
 
-    def straight_gradients(
-        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, dy: tf.Tensor
+    def gradients(
+        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, dy: tf.Tensor, is_whole: bool
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Computes the gradients of `given` w.r.t. x, scale and offset, for constant statistics."""
+        """Computes the gradients of `given` w.r.t. x, scale and offset, for constant statistics.
+
+        If `is_whole`, the gradients of `of_slice`: one pass over x and dy, in place of three.
+        """
         dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
             y_backprop=_as_images(dy),
             x=_as_images(x),
@@ -171,7 +181,7 @@ class _FusedNorm:
             reserve_space_2=statistics.variance,
             reserve_space_3=tf.zeros([0]),
             epsilon=self.epsilon,
-            is_training=False,
+            is_training=is_whole,
         )
         return tf.reshape(dx, x.shape), d_scale, d_offset
 
@@ -199,10 +209,10 @@ class _Composed(_FusedNorm):
         """See the base class."""
         return self._normed(x, statistics) * scale + offset
 
-    def straight_gradients(
-        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, dy: tf.Tensor
+    def gradients(
+        self, x: tf.Tensor, statistics: _Statistics, scale: tf.Tensor, dy: tf.Tensor, is_whole: bool
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See the base class."""
+        """See the base class; `is_whole` is false."""
         rows = _rows(x)
         factor = tf.math.rsqrt(statistics.variance + self.epsilon) * scale
         d_scale = reduce_sum(dy * self._normed(x, statistics), rows)

@@ -133,6 +133,7 @@ def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
 REFUSED = [
     ({"hparams": f"{LORA},d_ff=64"}, "feed_forward/input is (16, 32) there and (16, 64) here"),
     ({"hparams": LORA.replace("query", "quer")}, "did you mean query"),
+    ({"hparams": f"{LORA},lora_also_trained={'*q' * 60}!"}, "matches no variable"),
 ]
 
 
