@@ -7,7 +7,7 @@ from t2tp import upstream
 from t2tp.lowering.einsum import operands, rows_of
 from t2tp.lowering.operation import hooks, signature_of
 from t2tp.mesh.layout import Layout
-from t2tp.ops.norms.batch_norm import BatchNormOperation
+from t2tp.ops.norms.batch_norm import BatchNormGradOperation, BatchNormOperation
 from t2tp.step.order import Placed
 from t2tp.step.work import (
     ATTENTION,
@@ -69,9 +69,9 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     moved += updated_bytes(op, layout)
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.
         moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
-    if isinstance(op, BatchNormOperation) and placed.collectives:
-        # TensorFlow's kernel computes the statistics of a slice, and also normalizes the slice.
-        # After the collectives, the slice is normalized again by the batch's statistics.
+    if isinstance(op, BatchNormOperation | BatchNormGradOperation) and placed.collectives:
+        # TensorFlow's kernels compute the sums of a slice together with its result, which must be
+        # computed again after the collectives.
         moved *= 2
     # A matmul multiplies in the dtype of its inputs, also if it adds up in another.
     read = op.inputs if kind == PRODUCT else tensors
