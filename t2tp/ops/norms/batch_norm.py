@@ -107,20 +107,17 @@ class BatchNormGradOperation(GradientOperation):
             norm.gradients(part, statistics, scale, d, is_whole)
             for part, d in zip(*slices, strict=True)
         ]
-        if is_whole:
-            self._set(lowering, *parts[0])
-            return
-        straight = tf.concat([of_part[0] for of_part in parts], 0)
-        count = math.prod(parts[0][0].shape[:-1])
-        sums = [tf.stack(of_part[1:]) / count for of_part in parts]
-        by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
-        # Adds the part of the gradient w.r.t. x that flows through the mean and the variance.
-        factor = scale * tf.math.rsqrt(variance + epsilon)
-        dx = straight - norm.given(x, statistics, factor * by_scale, factor * by_offset)
-        count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
-        self._set(lowering, dx, count * by_scale, count * by_offset)
-
-    def _set(self, lowering: Lowering, *gradients: tf.Tensor) -> None:
+        gradients = parts[0]
+        if not is_whole:
+            straight = tf.concat([of_part[0] for of_part in parts], 0)
+            count = math.prod(parts[0][0].shape[:-1])
+            sums = [tf.stack(of_part[1:]) / count for of_part in parts]
+            by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
+            # Adds the part of the gradient w.r.t. x that flows through the mean and the variance.
+            factor = scale * tf.math.rsqrt(variance + epsilon)
+            dx = straight - norm.given(x, statistics, factor * by_scale, factor * by_offset)
+            count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
+            gradients = dx, count * by_scale, count * by_offset
         for output, value in zip(self.outputs, gradients, strict=True):
             lowering.set_slice(output, tf.cast(value, output.dtype))
 
