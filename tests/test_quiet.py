@@ -34,7 +34,7 @@ def test_tensorflow_comes_without_keras_until_it_is_used():
 
 
 def test_a_training_needs_no_keras(tmp_path):
-    """Its import would take as long as the rest of the way to the first step."""
+    """Its import would take a quarter of the time to the first step."""
     run_code(
         "import sys; sys.modules['keras'] = None  # An import of it raises an error.\n"
         "from t2tp.quiet import import_tensorflow; import_tensorflow()\n"

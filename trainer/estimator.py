@@ -170,7 +170,8 @@ class Estimator:
                     Variables(self.layout, self.connect(), seed) for _ in range(2)
                 )
                 self._variables.lend(TEACHER, self._taught_by)
-            program = self.program(self._step_fn(mode, decode_options), features, exact=True)
+            step_fn = self._step_fn(mode, decode_options, to_train=trains)
+            program = self.program(step_fn, features, exact=True)
             if self._teacher is not None and self._taught_by is not None and trains:
                 self._teacher.load(self._taught_by, TEACHER)
             self._variables = program.variables
@@ -426,11 +427,14 @@ class Estimator:
             xla=self.config.xla,
         )
 
-    def _step_fn(self, mode: ModeKeys, decode_options: DecodeOptions | None = None) -> StepFn:
+    def _step_fn(
+        self, mode: ModeKeys, decode_options: DecodeOptions | None = None, to_train: bool = False
+    ) -> StepFn:
         """Returns the step function of a mode."""
 
         def step_fn(mesh: Mesh, features: dict[str, mtf.Tensor]) -> Mapping[str, mtf.Tensor]:
-            getter = None if self._num_loaded else self._checkpoints.size_guard()
+            is_first = self._variables is None
+            getter = self._checkpoints.size_guard(to_train) if is_first else None
             with tf.compat.v1.variable_scope("", custom_getter=getter):
                 return self._spec(mode, mesh, features, decode_options).outputs()
 

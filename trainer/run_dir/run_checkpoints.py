@@ -19,7 +19,6 @@ from t2tp.checkpoint.reading import BASE, BATCH_SIZES
 from t2tp.checkpoint.restore import check_same_save, restore_latest
 from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, restore
 from t2tp.mesh.layout import Layout
-from t2tp.models.transformer_lm import TEACHER
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
@@ -49,8 +48,7 @@ def size_guard(saved: Checkpoint | None) -> Callable[..., Any]:
 
     def get(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal total
-        if not name.startswith(f"{TEACHER}/"):  # Its weights are in another checkpoint.
-            total += math.prod(kwargs["shape"])
+        total += math.prod(kwargs["shape"])
         if total > _MAX_RATIO * num_saved:
             raise CheckpointMismatchError(
                 f"the checkpoint {saved.path} has {num_saved:,} values, and the model of these"
@@ -64,11 +62,15 @@ def size_guard(saved: Checkpoint | None) -> Callable[..., Any]:
 
 def _refuse_adapters(getter: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
     if name.endswith(DOWN):
-        raise UsageError(
-            f"lora_rank trains adapters and freezes the weights, such as {name.removesuffix(DOWN)}:"
-            " name the run or checkpoint that has them with --warm_start_from"
-        )
+        raise _no_base(name.removesuffix(DOWN))
     return getter(name, *args, **kwargs)
+
+
+def _no_base(frozen: str) -> UsageError:
+    return UsageError(
+        f"lora_rank trains adapters and freezes the weights, such as {frozen}:"
+        " name the run or checkpoint that has them with --warm_start_from"
+    )
 
 
 class RunCheckpoints:
@@ -135,17 +137,17 @@ class RunCheckpoints:
                 " values and a fresh optimizer"
             ) from error
 
-    def size_guard(self) -> Callable[..., Any]:
+    def size_guard(self, to_train: bool) -> Callable[..., Any]:
         """Returns `size_guard` of the checkpoint that `load` would restore.
 
-        Without a checkpoint or a warm start, the getter refuses adapters: before it makes, and
-        initializes, the weights that they need.
+        If a training has no checkpoint and no warm start, the getter refuses adapters, before any
+        variable is initialized.
         """
         saved = None
         with contextlib.suppress(OSError):
             last = checkpoint.last_finished(self._directory)
             path = self._config.checkpoint_path or (last and str(last.path))
-            if not path and self._warm_start is None:
+            if to_train and not path and self._warm_start is None:
                 return _refuse_adapters
             saved = find(path) if path else None
         return size_guard(saved)
@@ -167,6 +169,9 @@ class RunCheckpoints:
 
     def _warm_start_from(self, variables: Variables) -> int:
         """Loads the config's warm start, if any; returns the training step to start from."""
+        frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
+        if self._warm_start is None and frozen is not None:
+            raise _no_base(frozen)
         if self._warm_start is None:
             return 0
         self._matched = rows_between(self._warm_start.path, self._vocabulary())

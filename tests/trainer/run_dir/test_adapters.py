@@ -144,7 +144,18 @@ def test_a_base_that_does_not_fit_is_refused(base, tmp_path, capfd, flags, messa
     assert not (tmp_path / "run").exists()
 
 
-def test_without_a_base_no_variable_is_made(base, tmp_path, capfd, monkeypatch):
+def test_a_training_without_a_base_makes_no_variable(base, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(Variables, "create_all", None)
     assert train(base, tmp_path / "run", 1, warm_start_from="") == 2
     assert "name the run or checkpoint that has them" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_layout_is_explained_without_a_base(base, tmp_path):
+    assert train(base, tmp_path / "run", 1, warm_start_from="", explain_layout=True) == 0
+
+
+def test_an_evaluation_without_a_base_says_that_there_is_no_checkpoint(base, tmp_path, capfd):
+    flags = {"warm_start_from": None, "schedule": "evaluate"}
+    assert train(base, tmp_path / "run", None, **flags) == 2
+    assert "holds no finished checkpoint" in capfd.readouterr().err
